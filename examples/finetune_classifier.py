@@ -28,7 +28,9 @@ class ClassifierArguments(LabelledTextArguments):
     model_name_or_path: str = field(default=MINI_MODEL_PATH, metadata={"help": "Folder or id on the Hub."})
     classifier_pooling: Literal["cls", "mean"] = field(
         default=None,
-        metadata={"help": "The classifier reads the first token or the mean of all. Default: the config's."},
+        metadata={
+            "help": "The classifier reads the first token or the mean of all. Default: the config's, or the mean."
+        },
     )
     head_first: bool = field(
         default=None, metadata={"help": "Fit the last layer on frozen vectors first. Default: if a class has few rows."}
@@ -49,7 +51,8 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
         classifier.predict_rows(rows, training, arguments.predictions_file, **options)
     if rows.train:
         classifier.save(training.output_dir, rows)
-        write_card(training.output_dir, example=rows.example)
+        if training.should_save:
+            write_card(training.output_dir, example=rows.example)
 
 
 def main():

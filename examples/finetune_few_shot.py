@@ -28,7 +28,8 @@ def train(arguments: FewShotArguments, training: FewShotTrainingArguments):
         classifier.predict_rows(rows, training, arguments.predictions_file)
     if rows.train:
         classifier.save(training.output_dir, rows)
-        write_card(training.output_dir, example=rows.example)
+        if training.should_save:
+            write_card(training.output_dir, example=rows.example)
 
 
 def main():

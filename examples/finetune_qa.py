@@ -39,7 +39,8 @@ def train(arguments: QuestionArguments, training: FineTuningArguments):
         answerer.predict_rows(rows, training, file)
     if rows.train:
         answerer.save(training.output_dir, rows)
-        write_card(training.output_dir, example=rows.example)
+        if training.should_save:
+            write_card(training.output_dir, example=rows.example)
 
 
 def main():

@@ -38,7 +38,8 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
         tagger.predict_rows(rows, training, arguments.predictions_file)
     if rows.train:
         tagger.save(training.output_dir, rows)
-        write_card(training.output_dir, example=rows.example)
+        if training.should_save:
+            write_card(training.output_dir, example=rows.example)
 
 
 def main():

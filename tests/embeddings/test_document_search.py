@@ -11,6 +11,7 @@ import sqlite3
 import stat
 import sys
 import time
+import unicodedata
 import zipfile
 from collections import Counter
 from dataclasses import replace
@@ -213,10 +214,18 @@ def test_data_in_text_does_not_become_passages_and_lines_stay_right(notes, model
         "usr/share/doc/" * 9,
         "see data: a, b/c, and metadata:x/y",
         "x" * 200_000,
+        "open /Volumes/Users/Anna/Projects/2024/Reports/Quarterly/Final/Summary today",
+        "shouldReturn404WhenTheUserIsNotFoundAndTheRequestHasNoAuthorizationHeader",
+        "metadata:text/plain,hello",
     ],
 )
 def test_hashes_long_words_and_paths_stay(text):
-    assert passages.NOT_TEXT.sub("", text) == text
+    assert passages.without_data(text) == text
+
+
+def test_words_of_every_script_stay_whole_in_both_unicode_forms():
+    assert search.words_of("हिन्दी में किताब, read_csv v2") == ["हिन्दी", "में", "किताब", "read", "csv", "v2"]
+    assert search.words_of(unicodedata.normalize("NFD", "Köln")) == search.words_of("Köln") == ["köln"]
 
 
 # --- What is kept -----------------------------------------------------------------------------------------------------

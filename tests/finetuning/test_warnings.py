@@ -97,6 +97,17 @@ def test_a_metric_is_worse_unless_it_is_better_than_the_trivial_one_or_that_is_p
     ]
 
 
+@pytest.mark.parametrize("trivial", [{"accuracy": 1.0, "f1": 0.0}, {"mse": 0.0, "pearson": 0.0}])
+def test_rows_in_which_the_trivial_answer_is_always_right_say_nothing_about_a_model(trivial):
+    assert names_of_worse(trivial, trivial) == []
+
+
+def test_a_text_that_just_fits_is_not_truncated(capsys):
+    assert len(Classifier(max_seq_length=8).tokenizer("the sea is warm and old")["input_ids"]) == 8
+    Classifier(max_seq_length=8).fit(["the sea is warm and old", "a house"], ["sea", "house"], **NOTHING)
+    assert "truncated" not in capsys.readouterr().out
+
+
 def test_truncated_texts_and_rows_of_the_training_are_counted(tmp_path, capsys):
     long = "sea " * 50
     held_out = ([TEXTS[0], "the fox", long], ["house", "sea", "sea"])

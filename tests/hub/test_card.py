@@ -181,7 +181,7 @@ def test_a_card_shows_the_given_row_as_text_and_scores_beside_trivial_ones(folde
     shutil.copytree(folder / kind, tmp_path / kind)
     score = {"dataset": "a.csv", "metrics": {"f1": 0.5}, "trivial": {"f1": 0.25}}
     record(tmp_path / kind, scores=[score])
-    row = [HOSTILE, "When does it end?"][: 1 + (kind == "answers")]
+    row = [HOSTILE + " 🎉", "When does it end?"][: 1 + (kind == "answers")]
     write_card(tmp_path / kind, example=row)
     card = (tmp_path / kind / "README.md").read_text("utf-8")
     code = re.search(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)[1]
@@ -203,6 +203,8 @@ def test_characters_that_control_a_terminal_or_the_direction_of_text_are_escaped
         literal = python(f"a{character}b")
         assert literal.isprintable() and ast.literal_eval(literal) == f"a{character}b"
     assert python("Grün") == '"Grün"'
+    for text in ("great 🎉", "🤷‍♂️ shrug", 'a "quote" \\ \x7f'):
+        assert ast.literal_eval(python(text)) == text and ast.literal_eval(python([text])) == [text]
 
 
 def test_what_is_not_given_is_not_assumed(model, tokenizer, tmp_path):

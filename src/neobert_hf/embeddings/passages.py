@@ -21,10 +21,12 @@ MARKDOWN = (".md", ".markdown")
 CONVERTED = (".html", ".htm", ".pdf", ".docx")  # by markitdown, to Markdown
 # The time of the splitter grows faster than the text, so it gets parts: the end, whole lines, or a part of a long line.
 PARTS = re.compile(r"(?s).{1,65536}\Z|.{1,65535}\n|.{1,65536}")
-# Data in text, which no question asks for. A hash stays: the longest usual one, SHA-512, has 128 digits.
+# Data in text, which no question asks for: lines of base64 or one long run, but no path and no long name; hexadecimal digits, but
+# no hash, of which SHA-512 has 128.
+BASE64 = r"(?<![A-Za-z0-9+/])(?=[a-z0-9+/]*[A-Z])(?=[A-Z0-9+/]*[a-z])(?=[A-Za-z+/]*\d)[A-Za-z0-9+/]"
 NOT_TEXT = re.compile(
-    r"data:\w+/[\w.+;=-]{1,99},[^\s\"'<>()]*"  # a data: URI
-    r"|(?<![A-Za-z0-9+/])(?=[a-z0-9+/]*[A-Z])(?=[A-Z0-9+/]*[a-z])(?=[A-Za-z+/]*\d)[A-Za-z0-9+/]{60,}={0,2}"  # base64, a line
+    r"(?<!\w)data:\w+/[\w.+;=-]{1,99},[^\s\"'<>()]*"
+    rf"|(?:{BASE64}{{60,}}\r?\n[ \t]*)+{BASE64}{{60,}}={{0,2}}|{BASE64}{{160,}}={{0,2}}"
     r"|(?<![A-Za-z0-9])[0-9A-Fa-f]{129,}"
 )
 NUM_TEXTS = 64  # texts that the splitter cuts at the same time
@@ -105,11 +107,11 @@ class PassageReader:
         is_rows, is_converted = suffix in ROWS, suffix in CONVERTED
         if is_rows:
             places = read_texts(file, self.text_column)  # such as "a.csv, line 3"
-            texts = [(int(place.rpartition(" ")[2]), NOT_TEXT.sub("", text)) for place, text in places]
+            texts = [(int(place.rpartition(" ")[2]), without_data(text)) for place, text in places]
         else:
             texts, line = [], 1
             content = _as_markdown(file) if is_converted else "\n".join(line for _, line in read_lines(file))
-            for part in PARTS.findall(NOT_TEXT.sub("", content)):
+            for part in PARTS.findall(without_data(content)):
                 texts.append((line, part))
                 line += part.count("\n")
         splitter = self.markdown if is_converted or suffix in MARKDOWN else self.plain
@@ -119,6 +121,11 @@ class PassageReader:
                 for start, passage in cuts:
                     if any(map(str.isalnum, passage)):
                         yield line if is_rows else line + text.count("\n", 0, start), passage
+
+
+def without_data(text: str) -> str:
+    """Return a text without data such as base64; its lines keep their numbers."""
+    return NOT_TEXT.sub(lambda found: "\n" * found[0].count("\n"), text)
 
 
 def _as_markdown(file: Path) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import bm25s
 import numpy as np
+import regex
 from huggingface_hub.constants import HF_HOME
 from tqdm.auto import tqdm
 
@@ -29,7 +30,7 @@ from .vector_files import longest_input, open_for_inference
 CACHE = Path(HF_HOME) / "neobert_hf" / "search"  # may be deleted at any time
 # Tokens of a passage, if the model reads more: one vector of a long text says little about each of its parts.
 LONGEST = 512
-WORD = re.compile(r"[^\W_]+")  # read_csv has two
+WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")  # read_csv has two; Hindi writes vowels as marks
 WORD_WEIGHT = 0.4
 LEAST_SHARE = 0.2  # so that "wait for a while" does not find every text with "a"
 CHUNK = 1 << 16  # passages that are compared with a question at once
@@ -152,7 +153,7 @@ class DocumentSearch:
 
 def words_of(text: str) -> list[str]:
     """Return the words of a text in lower case, in any language that separates them."""
-    return WORD.findall(text.lower())
+    return WORD.findall(unicodedata.normalize("NFC", text).lower())
 
 
 def check_question(question: str, top_k: int) -> None:

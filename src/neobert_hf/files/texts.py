@@ -30,10 +30,10 @@ def printable(text: str) -> str:
 def beginning(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None = None) -> str:
     """Return the beginning of a very long text; truncated, it has the same token ids as the whole text.
 
-    A tokenizer reads a whole text before it truncates it: gigabytes of memory for a cell of 16 MB. The result ends before white
-    space, where common tokenizers begin a new token, and has more than twice as many tokens as are kept. So its last tokens,
-    which may differ, are truncated, and a text that is cut here counts as truncated. Of a pair of two such texts with an odd
-    number of tokens, the other one may get the odd token.
+    A tokenizer reads a whole text before it truncates it: gigabytes of memory for a cell of 16 MB. The result has more than twice
+    as many tokens as are kept. So its last tokens, which may differ, are truncated, and a text that is cut here counts as
+    truncated. It ends before white space, if there is any, where common tokenizers begin a new token. Of a pair of two such texts
+    with an odd number of tokens, the other one may get the odd token.
 
     Args:
         text: The text.
@@ -44,7 +44,7 @@ def beginning(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | N
     length = USUAL_CHARACTERS * max_tokens
     while 4 * length < len(text) and tokenizer.truncation_side == "right":  # the look costs a quarter at most
         end = max(text.rfind(space, 0, length) for space in BLANKS)
-        part = text[: max(end, 0)].rstrip(BLANKS)
+        part = text[: end if end > length // 2 else length].rstrip(BLANKS)  # Chinese and base64 have no spaces
         if len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]) > 2 * max_tokens:
             return part
         length *= 2  # of blanks, of words that are one token, or without white space

@@ -52,16 +52,15 @@ class Classifier(Job):
     Args:
         model: Folder or id on the Hub: of an encoder, of a trained classifier, or a folder of an adapter that `save` wrote.
         max_seq_length: Length in tokens at which the texts of a training are cut. A trained model keeps its own.
-        classifier_pooling: "cls" or "mean": what the classifier reads of a text. None keeps what the config of the model says.
+        classifier_pooling: "cls" or "mean": what the classifier reads of a text. None keeps what the config of the model says, or
+            takes the mean if the last layer is fitted first.
         adapter: As of `lora_config`; `fit` then trains an adapter and not the model.
         head_first: Whether `fit` begins with the last layer alone, on the vectors of the frozen encoder, see `fit_linear`. None
-            does so for a new classifier with fewer than 100 rows of each class, and fewer than 2,000 in all. The model then
-            reads the mean of a text if it can.
+            does so for a new classifier with fewer than 100 rows of each class, and fewer than 2,000 in all.
     """
 
     auto_class = AutoModelForSequenceClassification
     noun = "classifier"
-    has_windows = False
     _mean, _deviation = 0.0, 1.0
 
     def __init__(
@@ -213,9 +212,18 @@ class Classifier(Job):
 
         def tokens(part: dict[str, list]) -> dict[str, list]:
             columns = [[beginning(text, tokenizer) for text in column] for column in part.values()]
-            return dict(tokenizer(*columns, truncation=True))
+            found = tokenizer(*columns, truncation=True)
+            limit, ids = tokenizer.model_max_length, found["input_ids"]
+            is_truncated = (
+                [bool(one.overflowing) for one in found.encodings]
+                if found.encodings
+                else [len(of_row) >= limit for of_row in ids]  # a slow tokenizer does not say it
+            )
+            return {**found, "is_truncated": is_truncated}
 
         rows = rows.map(tokens, batched=True, remove_columns=rows.column_names)
+        self._num_truncated = sum(rows["is_truncated"])
+        rows = rows.remove_columns("is_truncated")
         if labels is None:
             return rows
         targets = self.encode(labels)
@@ -376,7 +384,8 @@ def label_metrics(problem_type: str, labels: np.ndarray, logits: np.ndarray) -> 
     if problem_type == MULTI:
         found["f1_micro"] = f1_score(labels, predicted, average="micro", zero_division=0)
     elif logits.shape[-1] == 2:
-        found["matthews"] = matthews_corrcoef(labels, predicted)
+        is_constant = len({*labels, *predicted}) == 1  # scikit-learn warns
+        found["matthews"] = 0 if is_constant else matthews_corrcoef(labels, predicted)
     return {name: float(value) for name, value in found.items()}
 
 

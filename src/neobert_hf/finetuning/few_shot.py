@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Dense, Normalize
@@ -137,7 +138,7 @@ class FewShotClassifier(Classifier):
             line = f"{len(chosen)} examples of {len(self._names)} classes: {', '.join(self._names)}"
             print(printable(line), flush=True)
             model.max_seq_length = self.tokenizer.model_max_length = self.max_seq_length
-            self._count_truncated(self._rows(examples["text"]), "training")
+            self._say_truncated(len(self._rows(examples["text"])), "training")
             # otherwise the trainer collects texts of the examples, with a progress bar
             model.model_card_data.widget = [{}]
             if has_head(model):  # of an earlier training
@@ -172,7 +173,7 @@ class FewShotClassifier(Classifier):
         (texts,) = self._columns(texts, is_labelled=False)
         if not texts:
             return np.zeros((0, len(self.classes)), np.float32)
-        self._count_truncated(self._rows(texts))
+        self._say_truncated(len(self._rows(texts)))
         batch_size = (training or self._training or FewShotTrainingArguments).per_device_eval_batch_size
         logits = self._encoder.encode(texts, batch_size=batch_size)
         check_finite(logits)
@@ -180,7 +181,8 @@ class FewShotClassifier(Classifier):
 
     def _save_weights(self, folder: str | Path) -> None:
         _ = self.classes  # an error if it is not trained
-        self._encoder.save_pretrained(str(folder), create_model_card=False)  # which would be of an embedding model
+        if PartialState().is_main_process:  # without a card, which would be of an embedding model
+            self._encoder.save_pretrained(str(folder), create_model_card=False)
 
 
 def draw_examples(labels: Sequence[int], per_class: int | None, seed: int) -> list[int]:

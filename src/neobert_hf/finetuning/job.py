@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from accelerate import PartialState
 from datasets import Dataset
 from transformers import AutoConfig, IntervalStrategy, PretrainedConfig, PreTrainedModel, Trainer, set_seed
 from transformers.tokenization_utils_base import LARGE_INTEGER
@@ -85,7 +86,7 @@ class Job(ABC):
     noun: str
     column_names: tuple[str, ...] = ("texts", "labels")  # of `fit`
     best_metric: str | None = "f1"  # chooses the best epoch
-    has_windows = True  # for long inputs; otherwise they are truncated
+    _num_truncated = 0  # of the rows that were tokenized last; windows truncate nothing
     adapter: Any = None  # configuration of LoRA
 
     def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512):
@@ -213,7 +214,7 @@ class Job(ABC):
         validation = validation and self._columns(*validation)
         self.tokenizer.model_max_length = self.max_seq_length
         rows = {"train_dataset": self._rows(*columns, is_training=True)}
-        self._count_truncated(rows["train_dataset"], "training")
+        self._say_truncated(len(columns[0]), "training")
         if validation:
             rows["eval_dataset"] = held_out = self._rows(*validation)
             rows["compute_metrics"] = lambda found: self._metrics_of_epoch(found, held_out, validation)
@@ -263,17 +264,18 @@ class Job(ABC):
         """Say how many rows are rows of the training too."""
         if count := sum(row in self._seen for row in map(str, zip(*inputs))):
             fact = f"{split}: {count:,} of {len(inputs[0]):,} rows equal a training row, so the scores are too good"
-            self._remark(fact, "remove them from one of the files")
+            self._remark(fact, "remove repeated rows")
 
-    def _count_truncated(self, rows: Dataset, split: str | None = None) -> None:
-        """Say how many texts are truncated; those of a training are in its record too."""
-        limit = self.tokenizer.model_max_length
-        count = 0 if self.has_windows else sum(len(ids) >= limit for ids in rows["input_ids"])
-        fact, remedy = f"{count:,} of {len(rows):,} texts are truncated to {limit} tokens", "choose max_seq_length"
-        if count and split:
+    def _say_truncated(self, num_rows: int, split: str | None = None) -> None:
+        """Say how many of the rows that were tokenized last are truncated; those of a training are in its record too."""
+        fact = (
+            f"{self._num_truncated:,} of {num_rows:,} texts are truncated to {self.tokenizer.model_max_length} tokens"
+        )
+        remedy = "choose max_seq_length"
+        if self._num_truncated and split:
             self._remark(f"{split}: {fact}", remedy)
-        elif count:
-            print(f"{fact}; {remedy}", flush=True)
+        elif self._num_truncated:
+            say(f"{fact}; {remedy}")
 
     def outputs(self, *inputs, training: FineTuningArguments | None = None) -> Any:
         """Return what the model says of inputs: logits, or answers.
@@ -290,7 +292,7 @@ class Job(ABC):
         if not inputs[0]:
             return np.zeros((0, len(self.classes)), np.float32)
         rows = self._rows(*inputs)
-        self._count_truncated(rows)
+        self._say_truncated(len(rows))
         trainer.compute_metrics = None
         hidden = [name for name in rows.column_names if name.startswith("label")]
         outputs = self._outputs(rows, trainer.predict(rows.remove_columns(hidden)).predictions, inputs)
@@ -347,7 +349,7 @@ class Job(ABC):
     def _remark(self, fact: str, remedy: str) -> None:
         """Print a warning; the record of the training, and so the card, has the fact."""
         self._remarks.append(fact)
-        print(printable(f"warning: {fact}; {remedy}"), flush=True)
+        say(f"warning: {fact}; {remedy}")
 
     def _report_classes(self, outputs: Any, labels: list, split: str, folder: Path) -> None:  # noqa: B027  (may be nothing)
         """Print what a job says of each class."""
@@ -388,6 +390,7 @@ class Job(ABC):
         """
         with saving(Path(folder), CHECKPOINTS_INTACT):
             self._save_weights(folder)
+        PartialState().wait_for_everyone()  # the other processes may read what the first one has written
         if self._training is None or not self._training.should_save:
             return
         names = data.names if data else dict.fromkeys(("train", "validation", "test"), "rows given in Python")
@@ -408,13 +411,21 @@ class Job(ABC):
 
 
 def names_of_worse(found: Mapping[str, float], trivial: Mapping[str, float]) -> list[str]:
-    """Return the metrics that are not better than those of the trivial answer, unless these are perfect."""
+    """Return the metrics that are not better than those of the trivial answer; none if it is right in all rows."""
+    if trivial.get("accuracy") == 1 or trivial.get("mse") == 0:
+        return []
     worse = []
     for name, value in trivial.items():
         better, best = (found[name] - value, 1) if is_best_if_large(name) else (value - found[name], 0)
         if value != best and better <= 0:
             worse.append(name)
     return worse
+
+
+def say(line: str) -> None:
+    """Print a line, in the first process only."""
+    if PartialState().is_main_process:
+        print(printable(line), flush=True)
 
 
 def check_finite(outputs: Any) -> None:

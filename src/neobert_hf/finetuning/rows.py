@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import itertools
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -99,8 +98,9 @@ class LabelledRows:
         inputs = [column[0] for column in rows[:-1]]
         if isinstance(inputs[0], tuple):
             inputs = inputs[0]
-        texts = [" ".join(text) if isinstance(text, list) else text for text in inputs]
-        return [textwrap.shorten(text, EXAMPLE_CHARACTERS, placeholder=" ...") for text in texts]
+        texts = [" ".join(text if isinstance(text, list) else text.split()) for text in inputs]
+        longest = EXAMPLE_CHARACTERS
+        return [text if len(text) <= longest else f"{text[:longest].rstrip()} ..." for text in texts]
 
     def with_empty(self, predictions: list[dict]) -> list[dict]:
         """Return a row for each test row in their order: of the predictions, or with empty columns where it has no text."""
@@ -236,7 +236,7 @@ def _checked(found: list[tuple[str, Any]], is_test: bool, columns: Columns, faul
         if objects and not names.keys() & {*of_column}:
             lacking = f"no column {' or '.join(map(repr, of_column))} among {', '.join(names)}"
             raise ValueError(f"{objects[0][0]}: {lacking}; {remedy}")
-    if is_test and (taken := [name for name in PREDICTION_COLUMNS if name in names]):
+    if is_test and (taken := [name for name in names if name in PREDICTION_COLUMNS or name.startswith("probability_")]):
         raise ValueError(f"{objects[0][0]}: the column {taken[0]!r} has the name of what is predicted; rename it")
     rows = []
     for place, original in found:
@@ -374,6 +374,8 @@ def class_names(labels: Sequence[str], names: Sequence[str] | None = None, hint:
     Raises:
         ValueError: There is one label only, or more than half as many as rows.
     """
+    if not labels:
+        raise ValueError("no training row has a class; name the column of the classes (--label_column)")
     counts = dict.fromkeys(names or (), 0) | Counter(labels)
     if not names:
         names = sorted(counts, key=_number_or_text)

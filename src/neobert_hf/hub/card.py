@@ -147,7 +147,8 @@ def markdown(text: Any) -> str:
 
 def python(value: str | list[str]) -> str:
     """Return a literal of Python, in which characters that control a terminal or the direction of text are escaped."""
-    return json.dumps(value, ensure_ascii=not "".join(value).isprintable())
+    literal = json.dumps(value, ensure_ascii=False)
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in literal)
 
 
 def _describe(folder: Path) -> dict[str, Any]:
