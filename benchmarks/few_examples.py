@@ -96,7 +96,7 @@ def few_shot(source: str, train: Part, test: Part, seed: int, **options) -> list
     return FewShotClassifier(source).fit(*train, seed=seed, **QUIET, **options).predict(test[0])
 
 
-def classifier(head_first: bool | None, train: Part, test: Part, seed: int, **options) -> list:
+def classifier(head_first: bool, train: Part, test: Part, seed: int, **options) -> list:
     """Predictions of the classifier, of which all weights are trained."""
     model = Classifier(max_seq_length=128, head_first=head_first)
     return model.fit(*train, seed=seed, **QUIET, **options).predict(test[0])
@@ -135,7 +135,6 @@ def main() -> None:
         "last layer alone, mini": partial(classifier, True, **frozen),
         "fine-tuning, mini": partial(classifier, False),
         "last layer, then fine-tuning, mini": partial(classifier, True),
-        "default, mini": partial(classifier, None),
     }
     rows = []
     for (way, run), (name, read) in tqdm([(way, each) for way in ways.items() for each in data.items()]):
