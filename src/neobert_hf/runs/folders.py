@@ -160,7 +160,7 @@ def _check_run(checkpoint, run, exactly):
         logger.warning(f"{error}; resuming without a check that {checkpoint.name} belongs to this run")
         return
     if different := sorted(name for name in {**run, **earlier} if run.get(name) != earlier.get(name)):
-        details = "; ".join(f"{name} was {earlier.get(name)!s:.60} and is {run.get(name)!s:.60}" for name in different)
+        details = "; ".join(f"{name} was {earlier.get(name)} and is {run.get(name)}" for name in different)
         raise ValueError(
             f"{checkpoint} belongs to another run: {details}; give the same values, or another --output_dir"
         )
