@@ -50,12 +50,14 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
         classifier.predict_rows(rows, training, arguments.predictions_file, **options)
     if rows.train:
         classifier.save(folder, rows)
-        write_card(folder, example=rows.example)
-        print(f"open the adapter by neobert_hf.open_adapter(AutoModelForSequenceClassification, {str(folder)!r})")
+        if training.should_save:
+            write_card(folder, example=rows.example)
+            print(f"open the adapter by neobert_hf.open_adapter(AutoModelForSequenceClassification, {str(folder)!r})")
     if rows.train and arguments.merge:
         classifier.merge()
         classifier.save(f"{folder}/merged", rows)
-        write_card(f"{folder}/merged", example=rows.example)
+        if training.should_save:
+            write_card(f"{folder}/merged", example=rows.example)
 
 
 def main():
