@@ -24,7 +24,14 @@ from sklearn.metrics import (
     mean_squared_error,
 )
 from torch import no_grad
-from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel, Trainer
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    BatchEncoding,
+    PretrainedConfig,
+    PreTrainedModel,
+    Trainer,
+)
 
 from ..files.texts import beginning
 from ..files.writing import writing
@@ -213,13 +220,7 @@ class Classifier(Job):
         def tokens(part: dict[str, list]) -> dict[str, list]:
             columns = [[beginning(text, tokenizer) for text in column] for column in part.values()]
             found = tokenizer(*columns, truncation=True)
-            limit, ids = tokenizer.model_max_length, found["input_ids"]
-            is_truncated = (
-                [bool(one.overflowing) for one in found.encodings]
-                if found.encodings
-                else [len(of_row) >= limit for of_row in ids]  # a slow tokenizer does not say it
-            )
-            return {**found, "is_truncated": is_truncated}
+            return {**found, "is_truncated": are_truncated(found, tokenizer.model_max_length)}
 
         rows = rows.map(tokens, batched=True, remove_columns=rows.column_names)
         self._num_truncated = sum(rows["is_truncated"])
@@ -337,6 +338,13 @@ class Classifier(Job):
         if not hasattr(self.model, "merge_and_unload"):
             raise ValueError(f"{self.source} has no adapter to merge; call fit with adapter=..., or open its folder")
         self._trainer.model, self.adapter = self.model.merge_and_unload(), None
+
+
+def are_truncated(tokens: BatchEncoding, limit: int) -> list[bool]:
+    """Return for each text of a tokenizer's output whether it was truncated to `limit` tokens."""
+    if tokens.encodings:
+        return [bool(one.overflowing) for one in tokens.encodings]
+    return [len(ids) >= limit for ids in tokens["input_ids"]]  # a slow tokenizer does not say it
 
 
 def _flat(labels: Sequence) -> list[str]:
