@@ -345,6 +345,24 @@ LENGTHS = {
 }
 
 
+@pytest.fixture(params=[False, True], ids=["tiles", "SDPA"])
+def with_amx(request, monkeypatch):
+    """As on a processor without AMX, and as on one with it; here SDPA then runs without its instructions."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(machine_neobert.TORCH, "has_amx", lambda: request.param)
+    return request.param
+
+
+def test_amx_computes_attention_in_one_call_of_sdpa_for_equal_lengths(with_amx, monkeypatch):
+    calls, sdpa = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args: calls.append(args) or sdpa(*args))
+    q = k = v = torch.randn(3 * 512, 2, 16).bfloat16()
+    tiled_attention(q, k, v, (512,) * 3)
+    assert len(calls) == with_amx
+    assert all(x.dtype == BFLOAT16 and x.shape == (2, 3, 512, 16) for args in calls for x in args)
+
+
+@pytest.mark.usefixtures("with_amx")
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("scale", [1.0, 4.0], ids=["flat", "peaked"])
 def test_tiled_attention_equals_softmax_attention(name, scale):
@@ -368,6 +386,7 @@ def test_tiled_attention_equals_softmax_attention(name, scale):
     assert ((actual.double() - wanted).abs() <= allowed + 1e-6).all()
 
 
+@pytest.mark.usefixtures("with_amx")
 @pytest.mark.parametrize("shift", [-3000.0, -200.0, 200.0, 3000.0])
 def test_scores_beyond_the_range_of_the_exponential_are_shifted(shift):
     """Only one head of one sequence is out of range; the others keep every bit."""
@@ -388,6 +407,7 @@ def test_scores_beyond_the_range_of_the_exponential_are_shifted(shift):
     assert rounding > 1 or largest_error(actual, wanted) < rounding
 
 
+@pytest.mark.usefixtures("with_amx")
 def test_nan_stays_in_its_sequence():
     length = SHORTEST_TILED
     q, k, v = (torch.randn(3 * length, 2, 16).bfloat16() for _ in range(3))

@@ -10,7 +10,7 @@ import torch
 
 import neobert_hf
 from neobert_hf.model import machine_neobert
-from neobert_hf.model.machine_neobert import has_bf16_instructions, onednn_is_best
+from neobert_hf.model.machine_neobert import has_bf16_instructions, onednn_is_best, sdpa_is_best
 
 
 @pytest.mark.parametrize(("answer", "dtype"), [("0", torch.float32), ("1", torch.bfloat16)])
@@ -44,6 +44,21 @@ def test_bf16_instructions_depend_on_the_processor(monkeypatch, capability, answ
     for name in ("has_avx512_bf16", "has_amx", "has_onednn_bf16"):
         monkeypatch.setattr(machine_neobert.TORCH, name, lambda name=name: answers.get(name, False))
     assert has_bf16_instructions() is expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_amx", "expected"),
+    [
+        ("AVX512", lambda: True, True),
+        ("AVX512", lambda: False, False),
+        ("AVX2", lambda: True, False),  # ATEN_CPU_CAPABILITY=avx2 hides it
+        ("AVX512", None, False),  # a torch that cannot tell
+    ],
+)
+def test_attention_in_bf16_is_sdpa_on_amx_only(monkeypatch, capability, has_amx, expected):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(machine_neobert.TORCH, "has_amx", has_amx)
+    assert sdpa_is_best() is expected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@
 - Matrix products run in oneDNN, which is part of torch, if it is faster than the library behind `F.linear`.
 - Few temporary tensors, small enough for the cache. Arithmetic is in place, but only on tensors that the function itself made:
   inputs and outputs of modules never change, so a hook may keep them.
-- Attention in bf16 works on blocks of scores, in base 2, and divides by the sum of the weights at the end.
+- Attention in bf16 works on blocks of scores, in base 2, and divides by the sum of the weights at the end. With AMX it is SDPA, on
+  queries, keys and values that are stored head by head in bf16.
 
 Axes: `T` tokens, `D` width, `H` heads, `K` head width, `F` feed-forward, `N` sequences of one length `L`.
 """
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from .machine_neobert import TORCH, is_autocast_on, is_tracing, onednn_is_best
+from .machine_neobert import TORCH, is_autocast_on, is_tracing, onednn_is_best, sdpa_is_best
 
 BLOCK_ROWS = 256  # queries in a block of scores; with fewer queries, products repack the keys too often
 BLOCK_SCORES = 1 << 20  # scores in a block for each thread: 2 MB in bf16
@@ -254,7 +255,7 @@ def tiled_attention(
 def _attend_batch(q_HNLK, k_HNLK, v_HNLK, out_HNLK):
     """Write the attention of N sequences of length L to `out_HNLK`."""
     num_heads, num_sequences, length, width = q_HNLK.shape
-    if length < SHORTEST_TILED:
+    if length < SHORTEST_TILED or sdpa_is_best():
         out_HNLK.copy_(F.scaled_dot_product_attention(q_HNLK, k_HNLK, v_HNLK))
         return
     rows = min(length, BLOCK_ROWS)
