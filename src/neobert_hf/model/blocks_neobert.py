@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .attention_neobert import split_rows
 from .backends_neobert import find_backend
 from .configuration_neobert import NeoBERTConfig
+from .gpu_neobert import compiled_regions, runs_in_regions
 from .kernels_neobert import choose_kernels, is_hooked, linear, rms_norm
 from .plan_neobert import ForwardPlan
 from .rotary_neobert import Rotary, split_and_rotate, split_and_rotate_fast
@@ -30,7 +31,7 @@ class RMSNorm(nn.RMSNorm):
 
 def normalize(norm: nn.Module, x_TD: torch.Tensor, kernels: str) -> torch.Tensor:
     """norm(x), by the inference kernel if it is chosen and the module has no hooks."""
-    if kernels == "plain" or type(norm) is not RMSNorm or is_hooked(norm):
+    if kernels in ("plain", "compiled") or type(norm) is not RMSNorm or is_hooked(norm):
         return norm(x_TD)
     return rms_norm(x_TD, norm)
 
@@ -104,7 +105,10 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         # an adapter may have replaced one
         is_own = type(self.attention_norm) is type(self.ffn_norm) is RMSNorm and type(self.ffn) is SwiGLU
         if plan.kernels != "plain" and is_own and not is_hooked(*parts):
-            return self.forward_fast(x_TD, rotary, plan, tokens_S)
+            if plan.kernels != "compiled":
+                return self.forward_fast(x_TD, rotary, plan, tokens_S)
+            if runs_in_regions(self):
+                return self.forward_compiled(x_TD, rotary, plan, tokens_S)
         qkv_TH3K = self.qkv(self.attention_norm(x_TD)).unflatten(-1, (-1, 3, self.head_dim))
         out_THK, weights = self.attention(*split_and_rotate(qkv_TH3K, rotary.table), plan)
         if tokens_S is not None:
@@ -128,3 +132,13 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         x_TD = x_TD + linear(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), kernels)
         gate_TF, up_TF = linear(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), kernels).chunk(2, dim=-1)
         return x_TD + linear(self.ffn.w3, F.silu(gate_TF).mul_(up_TF), kernels)
+
+    def forward_compiled(
+        self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`forward` as two compiled regions around attention, for inference on a GPU (see gpu_neobert.py)."""
+        project, finish = compiled_regions()
+        out_THK, _ = self.attention(*project(self, x_TD, rotary.table), plan)
+        if tokens_S is not None:
+            x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
+        return finish(self, x_TD, out_THK)

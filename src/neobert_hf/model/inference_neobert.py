@@ -1,13 +1,20 @@
-"""`inference_copy`: a copy of a model for fast inference on a CPU; the copy cannot be trained or saved."""
+"""`inference_copy`: a copy of a model for fast inference; the copy cannot be trained or saved."""
 
 import copy
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 from torch import nn
 
+from .gpu_neobert import GraphCache, runs_in_regions
 from .kernels_neobert import COPY_REMEDY, InferenceLinear, Int8Linear, has_own_hooks
-from .machine_neobert import TORCH
+from .machine_neobert import TORCH, best_dtype
+
+_NOTHING = (
+    "no linear layer in the blocks of this {1} can be {0}, because all have hooks, adapters or quantized weights; merge adapters "
+    "first (PEFT's merge_and_unload)"
+)
 
 
 def check_is_original(model: nn.Module, action: str) -> None:
@@ -26,31 +33,40 @@ def check_conversion(model: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor
 
 @torch.inference_mode(False)  # tensors that are made in inference mode could not be used outside it
 def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
-    """Return a copy of a NeoBERT for fast inference on this CPU, in evaluation mode; the model itself does not change.
+    """Return a copy of a NeoBERT for fast inference on its device, in evaluation mode; the model itself does not change.
 
     NeoBERT's linear layers become `InferenceLinear`. Layers with hooks, adapters or quantized weights, and those of other modules
     stay as they are. To train, save, copy or export the copy is an error; convert or move the model before. Delete the model to
-    keep its weights in memory once. FlopCounterMode does not count int8 products.
+    keep its weights in memory once.
+
+    On a CPU, matrices are in the order of oneDNN where that is faster. On CUDA, blocks are compiled, which takes some seconds at
+    the first call, and inputs of up to 4,096 tokens run as CUDA graphs if attention is FlashAttention or torch_varlen. Blocks
+    with hooks or adapters run as in the model, and so do all with `output_attentions`, autograd or autocast.
 
     Args:
-        model: A NeoBERT on a CPU, or a model that contains one, such as a SentenceTransformer.
-        int8: Compute the matrix products of the blocks in int8, and all else in float32. Accuracy decreases; docs/performance.md
-            gives the numbers of the small model.
+        model: A NeoBERT on a CPU or a GPU, or a model that contains one, such as a SentenceTransformer.
+        int8: On a CPU: compute the matrix products of the blocks in int8, and all else in float32. Accuracy decreases;
+            docs/performance.md gives the numbers of the small model. FlopCounterMode does not count int8 products.
 
     Raises:
-        ValueError: The model contains no NeoBERT, is sharded or not on a CPU; no product would be int8, or torch has none here.
+        ValueError: The model contains no NeoBERT, is sharded, on several devices, or neither on a CPU nor on CUDA; nothing of it
+            would be int8, or compiled; torch has no int8 products or no Triton here.
     """
     encoders = [module for module in model.modules() if hasattr(module, "is_inference_copy")]
     if not encoders:
         raise ValueError(f"{type(model).__name__} contains no NeoBERT; give a NeoBERT, or a model that contains one")
     if any(hasattr(tensor, "device_mesh") for tensor in model.parameters()):
         raise ValueError("the weights are sharded over several processes; load the model without tensor parallelism")
-    devices = {tensor.device.type for tensor in model.parameters()}
-    if devices - {"cpu"}:
-        found = ", ".join(sorted(devices))
-        raise ValueError(f"inference_copy needs a model on the CPU, but it is on {found}; call model.cpu() first")
-    if int8 and not (TORCH.onednn_int8_prepack and TORCH.onednn_int8_linear and torch.backends.mkldnn.is_available()):
-        raise ValueError(f"torch {torch.__version__} has no int8 products on this machine; omit int8=True")
+    device, *others = sorted({tensor.device for tensor in model.parameters()}, key=str)
+    if others or device.type not in ("cpu", "cuda"):
+        found = ", ".join(map(str, (device, *others)))
+        raise ValueError(
+            f"inference_copy needs a model on a CPU or on one CUDA device, but it is on {found}; call model.cpu() first"
+        )
+    if int8:
+        _check_int8(device)
+    if device.type == "cuda":
+        _check_triton(device, encoders[0].dtype)
     in_blocks = {id(layer) for name, layer in model.named_modules() if "transformer_encoder" in name.split(".")}
     modules = [module for encoder in encoders for module in encoder.modules()]
     parents = [module for module in modules if type(module).__module__.endswith("_neobert")]
@@ -61,13 +77,33 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
             dtype = torch.float32 if int8 else layer.weight.dtype
             layers[id(layer)] = (Int8Linear if is_int8 else InferenceLinear)(layer, dtype)
     if int8 and not any(isinstance(layer, Int8Linear) for layer in layers.values()):
-        raise ValueError(
-            f"no linear layer in the blocks of this {type(model).__name__} can be int8, because all have hooks, adapters or "
-            "quantized weights; merge adapters first (PEFT's merge_and_unload), or omit int8=True"
-        )
+        raise ValueError(f"{_NOTHING.format('int8', type(model).__name__)}, or omit int8=True")
     copied = copy.deepcopy(model, layers)  # takes the layers of this dict instead of copies
     copied = copied.float() if int8 else copied
     for module in copied.modules():
         if hasattr(module, "is_inference_copy"):
             module.is_inference_copy = True
+        if device.type == "cuda" and hasattr(module, "graphs"):
+            if not any(map(runs_in_regions, module.transformer_encoder)):
+                raise ValueError(f"{_NOTHING.format('compiled', type(model).__name__)}, or use the model itself")
+            module.graphs = GraphCache(module)
     return copied.eval()
+
+
+def _check_int8(device):
+    if device.type != "cpu":
+        raise ValueError(
+            f"int8=True needs a model on the CPU, but it is on {device}; call model.cpu() first, or omit int8=True"
+        )
+    if not (TORCH.onednn_int8_prepack and TORCH.onednn_int8_linear and torch.backends.mkldnn.is_available()):
+        raise ValueError(f"torch {torch.__version__} has no int8 products on this machine; omit int8=True")
+
+
+def _check_triton(device, dtype):
+    """Raise ValueError if Triton cannot compile for this GPU."""
+    if find_spec("triton") is None:
+        raise ValueError(
+            f"inference_copy compiles for {device} with Triton, which is not installed; pip install triton"
+        )
+    if dtype == torch.bfloat16 and best_dtype(device) != dtype:
+        raise ValueError(f"{device} has no instructions for bfloat16; load the model with dtype=torch.float16")

@@ -5,8 +5,8 @@
 - Matrix products run in oneDNN, which is part of torch, if it is faster than the library behind `F.linear`.
 - Few temporary tensors, small enough for the cache. Arithmetic is in place, but only on tensors that the function itself made:
   inputs and outputs of modules never change, so a hook may keep them.
-- Attention in bf16 works on blocks of scores, in base 2, and divides by the sum of the weights at the end. With AMX it is SDPA, on
-  queries, keys and values that are stored head by head in bf16.
+- Attention in bf16 works on blocks of scores, in base 2, and divides by the sum of the weights at the end. With AMX it is SDPA,
+  on tensors in bf16 that are stored head by head.
 
 Axes: `T` tokens, `D` width, `H` heads, `K` head width, `F` feed-forward, `N` sequences of one length `L`.
 """
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from .machine_neobert import TORCH, is_autocast_on, is_tracing, onednn_is_best, sdpa_is_best
+from .machine_neobert import TORCH, is_autocast_on, is_capturing, is_tracing, onednn_is_best, sdpa_is_best
 
 BLOCK_ROWS = 256  # queries in a block of scores; with fewer queries, products repack the keys too often
 BLOCK_SCORES = 1 << 20  # scores in a block for each thread: 2 MB in bf16
@@ -34,19 +34,18 @@ _scalar = lru_cache(partial(torch.tensor, dtype=torch.float32, device="cpu"))
 
 
 def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
-    """Whether the kernels of this file can run on `x` in `module`: evaluation mode, CPU, no autograd, no tracing.
+    """Whether the kernels of this file can run on `x` in `module`: inference on a CPU, and no tracing."""
+    is_possible = x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
+    return is_possible and is_inference(x, module) and not is_tracing(x)
 
-    Subclasses of Tensor, transforms of torch.func and modes, such as FlopCounterMode, intercept the reference implementations.
+
+def is_inference(x: torch.Tensor, module: nn.Module) -> bool:
+    """Whether `module` only infers: evaluation mode, no autograd, and nothing that intercepts the reference implementations.
+
+    Subclasses of Tensor, transforms of torch.func and modes, such as FlopCounterMode, do so.
     """
-    return (
-        not module.training
-        and not torch.is_grad_enabled()
-        and x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and type(x) in (torch.Tensor, torch.nn.Parameter)
-        and not is_tracing(x)
-        and not _is_intercepted()
-    )
+    is_plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not _is_intercepted()
+    return is_plain and not module.training and not torch.is_grad_enabled()
 
 
 def _is_intercepted() -> bool:
@@ -126,7 +125,7 @@ def multiply_by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 
 
 class InferenceLinear(nn.Module):
-    """A linear layer for inference on this CPU: its matrix is no parameter, and in the order of oneDNN if that is faster."""
+    """A linear layer for inference on this device: its matrix is no parameter, and in the order of oneDNN if that is faster."""
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype):
         super().__init__()
@@ -136,17 +135,18 @@ class InferenceLinear(nn.Module):
 
     def store(self, weight: torch.Tensor) -> None:
         """Keep a matrix (out, in)."""
-        is_packed = TORCH.onednn_reorder is not None and onednn_is_best(weight.dtype, num_rows=1)
+        is_on_cpu = weight.device.type == "cpu"
+        is_packed = is_on_cpu and TORCH.onednn_reorder is not None and onednn_is_best(weight.dtype, num_rows=1)
         self.register_buffer("weight", TORCH.onednn_reorder(weight) if is_packed else weight.clone())
 
     @torch.compiler.disable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in) to (..., out), in the dtype of nn.Linear; the backward pass raises an error."""
-        if is_tracing(x):
+        if is_tracing(x) and not is_capturing(x):
             raise ValueError(f"an inference copy cannot be traced or exported; {COPY_REMEDY}")
         rows = x.flatten(0, -2).to(self.dtype)
         out = _WithoutGradient.apply(rows, self) if len(rows) else rows.new_empty(0, self.out_features)
-        dtype = torch.get_autocast_dtype("cpu") if is_autocast_on(x.device) else self.dtype
+        dtype = torch.get_autocast_dtype(x.device.type) if is_autocast_on(x.device) else self.dtype
         return out.unflatten(0, x.shape[:-1]).to(dtype)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
@@ -159,8 +159,8 @@ class InferenceLinear(nn.Module):
 
     def _apply(self, fn, *args, **kwargs):
         """As in nn.Module, which calls it to convert and to move all tensors; refuses both."""
-        changed = fn(torch.empty(0, dtype=self.dtype, device="cpu"))
-        if (changed.dtype, changed.device.type) != (self.dtype, "cpu"):
+        changed = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device))
+        if (changed.dtype, changed.device) != (self.dtype, self.weight.device):
             raise ValueError(f"a layer of an inference copy cannot be converted or moved; {COPY_REMEDY}")
         return self
 
@@ -170,7 +170,7 @@ class InferenceLinear(nn.Module):
 
     def __reduce_ex__(self, protocol):
         raise ValueError(
-            f"an inference copy cannot be copied or pickled, because its matrices belong to this CPU; {COPY_REMEDY}"
+            f"an inference copy cannot be copied or pickled, because its matrices belong to this device; {COPY_REMEDY}"
         )
 
 

@@ -51,8 +51,13 @@ def is_tracing(tensor: torch.Tensor) -> bool:
         or (TORCH.are_functorch_transforms_active is not None and TORCH.are_functorch_transforms_active())
         or tensor.is_meta
         or (TORCH.FakeTensor is not None and isinstance(tensor, TORCH.FakeTensor))
-        or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+        or is_capturing(tensor)
     )
+
+
+def is_capturing(tensor: torch.Tensor) -> bool:
+    """Whether the operations of this thread become a CUDA graph."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def has_bf16_instructions() -> bool:
@@ -128,10 +133,7 @@ def onednn_is_best(dtype: torch.dtype, num_rows: int = AVX2_ONEDNN_ROWS) -> bool
 
 
 def sdpa_is_best() -> bool:
-    """Whether SDPA is the fastest attention in bf16 on this CPU: it uses the tile registers of AMX, the products of one head do not.
-
-    Measured on Intel with AMX: 1.0 to 1.6 times as fast as our tiles from 64 tokens on (docs/performance.md).
-    """
+    """Whether SDPA is fastest in bf16 on this CPU: with AMX, from 64 tokens on, 1.0 to 1.6 times as fast as tiles."""
     is_hidden = torch.backends.cpu.get_cpu_capability() != "AVX512"
     return not is_hidden and TORCH.has_amx is not None and TORCH.has_amx()
 

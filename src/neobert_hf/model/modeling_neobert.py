@@ -45,6 +45,7 @@ from .checkpoint_neobert import (
     warn_of_frozen_layers,
 )
 from .configuration_neobert import NeoBERTConfig
+from .gpu_neobert import GraphCache, runs_compiled
 from .inference_neobert import check_conversion, check_is_original
 from .kernels_neobert import is_hooked, linear, runs_fast
 from .layout_neobert import Boundaries, SequenceLayout, check_tokens
@@ -180,6 +181,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
 class NeoBERTModel(NeoBERTPreTrainedModel):
     """The encoder: token ids in, one vector per token out."""
 
+    graphs: GraphCache | None = None  # set by `inference_copy` on CUDA
+
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
         self.encoder = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
@@ -252,21 +255,29 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         devices = attention_devices(self.transformer_encoder, tokens.device)
         dtype, is_fast = product_dtype(weight), runs_fast(weight, self)
         plan = make_plan(tokens, config, boundaries, attention_mask, dtype, returns_weights, is_fast, devices)
-        layout, x_TD = plan.layout, self._embed(tokens, plan.layout)
-        # float64 embeddings may feed a float32 model, whose products need a float32 table
-        rotary = Rotary(rotary_table(config, layout, weight.dtype))
-
-        states, attentions, tokens_S = (), (), None  # kept only if requested, because they need much memory
-        for index, block in enumerate(self.transformer_encoder):
-            if returned is not None:
-                states += (layout.unflatten(x_TD) if index in returned else None,)
-                x_TD = x_TD if states[-1] is None else layout.flatten(states[-1])  # the gradient must pass through it
-            elif select_tokens is not None and self._is_read_by_head_only(block):
-                tokens_S = select_tokens(layout)  # it may wait for the device, so the other blocks are queued before
-            output = block(x_TD, rotary, plan, tokens_S)
-            x_TD, *weights = output if isinstance(output, tuple) else (output,)
-            attentions += tuple(weights) if returns_weights else ()
-        x_TD = normalize(self.layer_norm, x_TD, plan.kernels)
+        if self.graphs is not None and not returns_weights and runs_compiled(weight, self):
+            plan = plan._replace(kernels="compiled")
+        layout, states, attentions, tokens_S = plan.layout, (), (), None
+        is_captured = plan.kernels == "compiled" and returned is None
+        x_TD = self.graphs.encode(self, tokens, plan) if is_captured else None
+        if x_TD is None:
+            x_TD = self._embed(tokens, layout)
+            # float64 embeddings may feed a float32 model, whose products need a float32 table
+            rotary = Rotary(rotary_table(config, layout, weight.dtype))
+            for index, block in enumerate(self.transformer_encoder):
+                if returned is not None:  # states are kept only if requested, because they need much memory
+                    states += (layout.unflatten(x_TD) if index in returned else None,)
+                    x_TD = (
+                        x_TD if states[-1] is None else layout.flatten(states[-1])
+                    )  # the gradient must pass through it
+                elif select_tokens is not None and self._is_read_by_head_only(block):
+                    tokens_S = select_tokens(
+                        layout
+                    )  # it may wait for the device, so the other blocks are queued before
+                output = block(x_TD, rotary, plan, tokens_S)
+                x_TD, *weights = output if isinstance(output, tuple) else (output,)
+                attentions += tuple(weights) if returns_weights else ()
+            x_TD = normalize(self.layer_norm, x_TD, plan.kernels)
 
         x_BLD = layout.unflatten(x_TD) if returned is not None or not return_packed else None
         if returned is not None:

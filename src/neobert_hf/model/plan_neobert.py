@@ -112,7 +112,7 @@ def make_plan(
         mask = additive(mask, dtype) if row.attend is None and mask is not None else mask
     is_fast = is_fast and backend in ("sdpa", "cpu_tiled")
     kernels = choose_kernels(dtype, len(layout.position_ids)) if is_fast else "plain"
-    if can_read_values and is_masked:
+    if reads_values:
         _warn_of_limits(layout, config.max_position_embeddings, dtype, tokens.device)
     return ForwardPlan(layout, backend, mask, kernels, boundaries.options)
 

@@ -1,0 +1,1 @@
+../model/gpu_neobert.py

@@ -1,0 +1,291 @@
+"""An inference copy on a GPU: compiled regions, and CUDA graphs, with values on the CPU in place of the GPU.
+
+What needs the rules of a GPU or its code is in tests/rehearsal; what needs the GPU itself is in tests/test_gpu.py.
+"""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from stand_ins import cuda_graphs
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.flop_counter import FlopCounterMode
+
+from neobert_hf import NeoBERTForSequenceClassification, NeoBERTModel, inference_copy
+from neobert_hf.model import backends_neobert, blocks_neobert, gpu_neobert, kernels_neobert
+from neobert_hf.model.gpu_neobert import LONGEST_CAPTURED, GraphCache, GraphSize
+
+FLOAT32 = dict(rtol=1e-5, atol=1e-5)  # the order of sums
+
+
+def attend_on_device(q_THK, k_THK, v_THK, plan):
+    """In place of torch_varlen: reads the boundaries when it runs, as a kernel does, and not in Python."""
+    sequence = torch.bucketize(torch.arange(len(q_THK)), plan.layout.cu_seq_lens[1:].long(), right=True)
+    mask = sequence[:, None] == sequence
+    q, k, v = (x.transpose(0, 1) for x in (q_THK, k_THK, v_THK))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(0, 1), None
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """All CUDA graphs of the test; regions are not compiled."""
+    row = backends_neobert.BACKENDS["torch_varlen"]
+    row = row._replace(devices=(), capabilities={}, attend=attend_on_device, is_installed=lambda: True)
+    monkeypatch.setitem(backends_neobert.BACKENDS, "torch_varlen", row)
+    monkeypatch.setattr(kernels_neobert, "onednn_is_best", lambda *args, **kwargs: False)
+    # the recorder is a mode that sees every operation, and a real capture is none
+    monkeypatch.setattr(kernels_neobert.TORCH, "num_dispatch_modes", lambda: 0)
+    monkeypatch.setattr(blocks_neobert, "compiled_regions", lambda: (gpu_neobert.project, gpu_neobert.finish))
+    return cuda_graphs.install(monkeypatch)
+
+
+def gpu_copy(model, backend="torch_varlen"):
+    """`inference_copy(model)` as it is on CUDA."""
+    copied = inference_copy(model)
+    copied.set_attn_implementation(backend)
+    copied.base_model.graphs = GraphCache(copied.base_model)
+    return copied
+
+
+def ragged(seed, num_rows, length, vocab_size=90):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, length + 1, (num_rows,), generator=generator)
+    lengths[0] = length
+    mask = (torch.arange(length) < lengths[:, None]).long()
+    return {"input_ids": torch.randint(5, vocab_size, mask.shape, generator=generator), "attention_mask": mask}
+
+
+def num_replays(graphs):
+    return sum(graph.num_replays for graph in graphs)
+
+
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=70))
+def test_a_graph_has_its_size_from_the_documents_and_those_that_fill_it(lengths):
+    size, fillers = GraphSize.for_lengths(tuple(lengths))
+    documents = [*lengths, *fillers]
+    assert (sum(documents), len(documents)) == size[:2] and min(documents) >= 1 and max(documents) <= size.longest
+    num_needed = sum(lengths) + len(fillers)
+    assert num_needed <= size.num_tokens <= max(num_needed * 1.25, num_needed + 64)
+
+
+def test_a_service_with_any_batch_up_to_the_longest_needs_few_sizes():
+    """Of one row, at most 28; a service with rows of all lengths and batches stays below the largest number of graphs."""
+    of_one_row = {GraphSize.for_lengths((length,))[0] for length in range(1, LONGEST_CAPTURED + 1)}
+    assert len(of_one_row) <= 28
+    generator = torch.Generator().manual_seed(0)
+    sizes = set()
+    for _ in range(3000):
+        num_rows = int(torch.randint(1, 33, (), generator=generator))
+        lengths = tuple(torch.randint(8, 129, (num_rows,), generator=generator).tolist())
+        sizes.add(GraphSize.for_lengths(lengths)[0])
+    assert len(sizes) <= gpu_neobert.MOST_GRAPHS
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_ragged_batches_replay_graphs_with_the_logits_of_the_model(graphs, model, mode):
+    """Of another size, of the same size again, padded on the left, and packed; each size is captured once."""
+    copied, sizes = gpu_copy(model), set()
+    with mode():
+        for seed in range(12):
+            batch = ragged(seed, *[(4, 32), (3, 57), (1, 16), (8, 20)][seed % 4])
+            if seed % 3 == 0:
+                batch = {name: x.flip(1) for name, x in batch.items()}
+            if seed % 5 == 0:
+                lengths = batch["attention_mask"].sum(1)
+                ids = batch["input_ids"][batch["attention_mask"].bool()][None]
+                batch = {"input_ids": ids, "cu_seq_lens_q": F.pad(lengths.cumsum(0), (1, 0)).int()}
+            torch.testing.assert_close(copied(**batch).logits, model(**batch).logits, **FLOAT32)
+            sizes |= set(copied.model.graphs.graphs)
+    assert num_replays(graphs) == 12 and len(graphs) == len(sizes) < 12
+
+
+def test_the_documents_that_fill_a_graph_change_nothing(graphs, model, expected):
+    """The oracle's batch, after a batch of other tokens in the same graph."""
+    copied, mask = gpu_copy(model), expected["attention_mask"]
+    with torch.no_grad():
+        copied(torch.full_like(mask, 7), attention_mask=mask)
+        logits = copied(expected["input_ids"], attention_mask=mask).logits
+    error = (logits - expected["mlm_logits"])[mask.bool()].abs().max()
+    assert [graph.num_replays for graph in graphs] == [2] and error <= 1e-5 * expected[
+        "mlm_logits"
+    ].nan_to_num().abs().max()
+
+
+def test_positions_that_are_given_reach_the_graph(graphs, model):
+    copied, batch = gpu_copy(model), ragged(0, 1, 20)
+    with torch.no_grad():
+        for shift in (0, 5):
+            batch |= {"position_ids": torch.arange(20)[None] * 2 + shift}
+            torch.testing.assert_close(copied(**batch).logits, model(**batch).logits, **FLOAT32)
+    assert num_replays(graphs) == 2
+
+
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_a_classifier_reads_the_tokens_of_its_documents_only(graphs, tiny_config, pooling):
+    tiny_config.classifier_pooling = pooling
+    model = NeoBERTForSequenceClassification(tiny_config).eval()
+    copied, batch = gpu_copy(model), ragged(3, 5, 13)
+    with torch.inference_mode():
+        torch.testing.assert_close(copied(**batch).logits, model(**batch).logits, **FLOAT32)
+    assert num_replays(graphs) == 1
+
+
+def test_a_change_of_the_weights_in_place_reaches_the_graphs(graphs, tiny_config):
+    model, batch = NeoBERTModel(tiny_config).eval(), ragged(0, 2, 9)
+    copied = gpu_copy(model)
+    with torch.no_grad():
+        copied(**batch)
+        for each in (model, copied):
+            each.transformer_encoder[0].qkv.weight.mul_(2)
+            each.layer_norm.weight.add_(0.5)
+        wanted = model(**batch).last_hidden_state
+        torch.testing.assert_close(copied(**batch).last_hidden_state, wanted, **FLOAT32)
+    assert [graph.num_replays for graph in graphs] == [2]
+
+
+def test_results_keep_their_values_when_the_graph_runs_again(graphs, model):
+    copied, batch = gpu_copy(model).model, ragged(0, 1, 30)
+    with torch.inference_mode():
+        first = copied(**batch).last_hidden_state
+        kept = first.clone()
+        copied(**ragged(1, 1, 30))
+    assert num_replays(graphs) == 2 and torch.equal(first, kept)
+
+
+def test_threads_share_the_graphs(graphs, model):
+    copied, batches = gpu_copy(model), [ragged(seed, 2, 15 + seed) for seed in range(8)]
+    found = {}
+
+    def work(thread):
+        with torch.inference_mode():
+            for _ in range(5):
+                for number, batch in enumerate(batches):
+                    found[thread, number] = copied(**batch).logits
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for (_, number), logits in found.items():
+        torch.testing.assert_close(logits, model(**batches[number]).logits, **FLOAT32)
+    assert len(found) == 32 and num_replays(graphs) == 4 * 5 * 8
+
+
+def _hook(model, place):
+    model.get_submodule(place).register_forward_hook(lambda module, args, output: 2 * output)
+
+
+def _hook_attention(model):
+    attention = model.model.transformer_encoder[0].attention
+    attention.register_forward_pre_hook(lambda module, args: (2 * args[0], *args[1:]))
+
+
+def _adapt(model):
+    torch.manual_seed(0)
+    get_peft_model(model, LoraConfig(target_modules=["encoder"], init_lora_weights=False)).eval()
+
+
+# What runs without a graph: a change of the model, or other inputs.
+CHANGES = {
+    "a hook on a linear layer": lambda model: _hook(model, "model.transformer_encoder.1.wo"),
+    "a hook on a norm": lambda model: _hook(model, "model.layer_norm"),
+    "a hook on attention": _hook_attention,
+    "an adapter": _adapt,
+    "SDPA": lambda model: model.set_attn_implementation("sdpa"),
+}
+INPUTS = {
+    "hidden states": {"output_hidden_states": True},
+    "attentions": {"output_attentions": True},
+    "embeddings": {"input_ids": None, "inputs_embeds": torch.randn(2, 9, 32)},
+    "too many tokens": {"input_ids": torch.full((1, LONGEST_CAPTURED), 7), "attention_mask": None},
+    "trusted boundaries": {
+        "input_ids": torch.full((1, 9), 7),
+        "attention_mask": None,
+        "cu_seq_lens_q": torch.tensor([0, 4, 9], dtype=torch.int32),
+        "max_length_q": 5,
+        "trust_boundaries": True,
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*CHANGES, *INPUTS])
+def test_what_a_graph_cannot_compute_runs_without_it(graphs, model, name):
+    """The graph of the same size is there, and does not run; the model, changed in the same way, has the same logits."""
+    copied, batch = gpu_copy(model), ragged(0, 2, 9)
+    with torch.no_grad():
+        copied(**batch)
+        assert num_replays(graphs) == 1
+        for each in (copied, model):
+            CHANGES.get(name, lambda model: None)(each)
+        batch |= INPUTS.get(name, {})
+        torch.testing.assert_close(copied(**batch).logits, model(**batch).logits, **FLOAT32)
+    assert num_replays(graphs) == 1
+
+
+def test_autograd_autocast_and_modes_run_without_a_graph(graphs, model, monkeypatch):
+    copied, batch = gpu_copy(model), ragged(0, 2, 9)
+    wanted = model(**batch).logits
+    torch.testing.assert_close(copied(**batch).logits, wanted, **FLOAT32)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(copied(**batch).logits.float(), wanted, rtol=0.1, atol=0.1)
+        monkeypatch.undo()
+        with FlopCounterMode(display=False):
+            assert not gpu_neobert.runs_compiled(copied.model.encoder.weight, copied.model)
+    assert not graphs
+
+
+def test_a_capture_that_fails_is_said_once_and_the_copy_goes_on(graphs, model, monkeypatch, caplog):
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "graph", fail)
+    copied = gpu_copy(model)
+    with torch.no_grad():
+        for seed in range(3):
+            batch = ragged(seed, 2, 9 + 60 * seed)
+            torch.testing.assert_close(copied(**batch).logits, model(**batch).logits, **FLOAT32)
+    (line,) = [record.getMessage() for record in caplog.records if "gpu_neobert" in record.name]
+    assert "CUDA out of memory; free memory on the GPU and make a new copy" in line and len(graphs) == 1
+
+
+def test_beyond_the_largest_number_of_graphs_a_size_runs_without_one(graphs, model, monkeypatch):
+    monkeypatch.setattr(gpu_neobert, "MOST_GRAPHS", 1)
+    copied = gpu_copy(model)
+    with torch.no_grad():
+        for length in (9, 130, 9):
+            batch = ragged(0, 1, length)
+            torch.testing.assert_close(copied(**batch).logits, model(**batch).logits, **FLOAT32)
+    assert [graph.num_replays for graph in graphs] == [2]
+
+
+def test_regions_are_two_graphs_of_the_compiler_for_all_blocks_and_batches(graphs, model, monkeypatch):
+    counter = CompileCounterWithBackend("aot_eager")
+    regions = [
+        torch.compile(each, backend=counter, dynamic=True, fullgraph=True)
+        for each in (gpu_neobert.project, gpu_neobert.finish)
+    ]
+    monkeypatch.setattr(blocks_neobert, "compiled_regions", lambda: regions)
+    copied = gpu_copy(model)
+    copied.model.graphs.is_on = False
+    with torch.inference_mode():
+        for seed in range(12):
+            batch = ragged(seed, *[(4, 32), (3, 57), (8, 60), (1, 16), (1, 64), (16, 40)][seed % 6])
+            torch.testing.assert_close(copied(**batch).logits, model(**batch).logits, **FLOAT32)
+    assert counter.frame_count == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_regions_compute_a_block(model, dtype, graphs):
+    """Against float64; half precision: at most 3 times the error of the block itself."""
+    exact, batch, errors = model.model.double(), ragged(0, 2, 9), []
+    with torch.no_grad():
+        wanted = exact(**batch).last_hidden_state
+        for each in (exact.to(dtype), gpu_copy(exact.to(dtype))):
+            errors.append((each(**batch).last_hidden_state.double() - wanted).abs().max() / wanted.abs().max())
+    assert errors[1] <= max(3 * errors[0], 1e-5)

@@ -1,0 +1,79 @@
+"""CUDA graphs without CUDA: a capture records every operation that torch runs, a replay runs them again on the same tensors.
+
+As in a real graph, a replay reads the tensors of the capture, writes its results where those of the capture are, without Python.
+"""
+
+import contextlib
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class CUDAGraph:
+    """In place of torch.cuda.CUDAGraph."""
+
+    def __init__(self):
+        self.operations, self.num_replays = [], 0
+
+    def replay(self):
+        """Run all operations again."""
+        self.num_replays += 1
+        with torch.no_grad():
+            for operator, args, kwargs, results in self.operations:
+                new = [leaf for leaf in tree_leaves(operator(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+                for target, value in zip(results, new):
+                    target.copy_(value)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, graph):
+        super().__init__()
+        self.graph = graph
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        result = operator(*args, **(kwargs or {}))
+        # a view, and what an operation changes in place, are in the memory of an argument
+        memory = set(map(_memory, tree_leaves((args, kwargs))))
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        is_view = any(_memory(leaf) in memory for leaf in results)
+        self.graph.operations.append((operator, args, kwargs or {}, [] if is_view else results))
+        return result
+
+
+def _memory(leaf):
+    """Address of the memory of a tensor, or of the CPU tensor with its values; None for what is no tensor."""
+    leaf = getattr(leaf, "twin", leaf)
+    return leaf.untyped_storage().data_ptr() or id(leaf) if isinstance(leaf, torch.Tensor) else None
+
+
+class Stream:
+    """In place of a stream, on which operations of one thread run in order."""
+
+    def wait_event(self, event):
+        """Nothing to wait for."""
+
+    def record_event(self):
+        """Any object."""
+        return object()
+
+
+@contextlib.contextmanager
+def capture(graph, pool, capture_error_mode):
+    """In place of torch.cuda.graph."""
+    assert pool and capture_error_mode == "thread_local"
+    with _Recorder(graph):
+        yield
+
+
+def install(monkeypatch):
+    """Replace what the library calls of torch.cuda; returns the list of graphs that will be made."""
+    graphs = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graphs.append(CUDAGraph()) or graphs[-1])
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    return graphs
