@@ -22,20 +22,10 @@ from neobert_hf.model.gpu_neobert import LONGEST_CAPTURED, GraphCache, GraphSize
 FLOAT32 = dict(rtol=1e-5, atol=1e-5)  # the order of sums
 
 
-def attend_on_device(q_THK, k_THK, v_THK, plan):
-    """In place of torch_varlen: reads the boundaries when it runs, as a kernel does, and not in Python."""
-    sequence = torch.bucketize(torch.arange(len(q_THK)), plan.layout.cu_seq_lens[1:].long(), right=True)
-    mask = sequence[:, None] == sequence
-    q, k, v = (x.transpose(0, 1) for x in (q_THK, k_THK, v_THK))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(0, 1), None
-
-
 @pytest.fixture
 def graphs(monkeypatch):
     """All CUDA graphs of the test; regions are not compiled."""
-    row = backends_neobert.BACKENDS["torch_varlen"]
-    row = row._replace(devices=(), capabilities={}, attend=attend_on_device, is_installed=lambda: True)
-    monkeypatch.setitem(backends_neobert.BACKENDS, "torch_varlen", row)
+    monkeypatch.setitem(backends_neobert.BACKENDS, "torch_varlen", cuda_graphs.VARLEN)
     monkeypatch.setattr(kernels_neobert, "onednn_is_best", lambda *args, **kwargs: False)
     # the recorder is a mode that sees every operation, and a real capture is none
     monkeypatch.setattr(kernels_neobert.TORCH, "num_dispatch_modes", lambda: 0)

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import interpreted_gpu
 import torch
+from stand_ins import cuda_graphs
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.model import attention_neobert, backends_neobert
+from neobert_hf import NeoBERTForMaskedLM, inference_copy
+from neobert_hf.model import attention_neobert, backends_neobert, blocks_neobert, gpu_neobert, kernels_neobert
+
+REGIONS = gpu_neobert.project, gpu_neobert.finish
 
 
 def run(folder: Path, name: str, case: dict) -> None:
@@ -27,9 +30,17 @@ def run(folder: Path, name: str, case: dict) -> None:
         NeoBERTForMaskedLM.from_pretrained(folder / "model", **options),
         CompileCounterWithBackend("inductor"),
     )
+    results = []
+    if name.startswith("regions"):
+        forward = copy_as_on_a_gpu(model, counter)
+        with torch.no_grad():
+            for inputs in case["batches"]:
+                output = forward(**inputs)
+                results.append(dict(loss=output.loss, logits=output.logits, num_graphs=counter.frame_count))
+        save(folder, name, results)
+        return
     is_flex = case["attention"] == "flex_attention"
     forward = model if is_flex else torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
-    results = []
     for inputs in case["batches"]:
         model.zero_grad()
         output = forward(**inputs)
@@ -37,8 +48,26 @@ def run(folder: Path, name: str, case: dict) -> None:
         grads = {name: parameter.grad for name, parameter in model.named_parameters()}
         result = dict(loss=output.loss.detach(), logits=output.logits.detach(), num_graphs=counter.frame_count)
         results.append(result | dict(grads=grads))
+    save(folder, name, results)
+
+
+def save(folder: Path, name: str, results: list[dict]) -> None:
+    """Write the results of a case, and the kernels that ran."""
     kernels = dict(launches=dict(interpreted_gpu.launches), sources=interpreted_gpu.sources)
     torch.save(dict(results=results, **kernels), folder / f"{name}.result")
+
+
+def copy_as_on_a_gpu(model: NeoBERTForMaskedLM, backend) -> NeoBERTForMaskedLM:
+    """`inference_copy` as it is on CUDA, with regions that are compiled by `backend`, and without CUDA graphs."""
+    kernels_neobert.onednn_is_best = lambda *args, **kwargs: False
+    regions = [torch.compile(each, backend=backend, dynamic=True, fullgraph=True) for each in REGIONS]
+    blocks_neobert.compiled_regions = lambda: regions
+    backends_neobert.BACKENDS["torch_varlen"] = cuda_graphs.VARLEN
+    copied = inference_copy(model)
+    copied.set_attn_implementation("torch_varlen")
+    copied.model.graphs = gpu_neobert.GraphCache(copied.model)
+    copied.model.graphs.is_on = False
+    return copied
 
 
 def attend_as_on_a_gpu() -> None:

@@ -28,7 +28,11 @@ CASES = {
     "flex_decoding": dict(attention="flex_attention", dtype=torch.float32, batches=[(9, 14)]),
     "compiled": dict(attention="sdpa", dtype=torch.float32, batches=[(7, 12), (15, 4, 21)]),
     "compiled_bf16": dict(attention="sdpa", dtype=torch.bfloat16, batches=[(7, 12)]),
+    # of an inference copy, around attention that is not compiled
+    "regions": dict(attention="sdpa", dtype=torch.float32, batches=[(7, 12), (15, 4, 21), (3,)]),
+    "regions_bf16": dict(attention="sdpa", dtype=torch.bfloat16, batches=[(7, 12)]),
 }
+TRAINED = [name for name, case in CASES.items() if case["dtype"] == torch.float32 and name != "regions"]
 FP32 = 1e-5  # rounding errors of two blocks
 
 
@@ -50,7 +54,7 @@ def make_inputs(lengths, attention):
 
 
 def run_program(name, *arguments, **variables):
-    path = str(FOLDER.parents[1] / "src")
+    path = os.pathsep.join([str(FOLDER.parents[1] / "src"), str(FOLDER.parent)])
     command = [sys.executable, str(FOLDER / name), *map(str, arguments)]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path, **variables})
 
@@ -103,7 +107,7 @@ def test_generated_kernels_give_the_numbers_of_the_oracle(folder, weights, name)
         assert result["loss"].item() == pytest.approx(oracle.mlm_loss(*documents), abs=2 * tolerance)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["dtype"] == torch.float32])
+@pytest.mark.parametrize("name", TRAINED)
 def test_generated_kernels_give_the_gradients_of_the_oracle(folder, weights, name):
     """In a random direction of each parameter: the derivative of the oracle's loss is a difference quotient in fp64."""
     rng, step = np.random.default_rng(0), 1e-6
@@ -139,6 +143,14 @@ def test_the_templates_of_flex_attention_are_among_the_kernels(folder):
 def test_a_compiled_model_is_one_graph_for_all_lengths(folder):
     """fullgraph=True refuses a graph break; here the second batch compiles nothing."""
     assert [result["num_graphs"] for result in read(folder, "compiled")["results"]] == [1, 1]
+
+
+def test_regions_are_two_graphs_for_all_blocks_and_batches_and_four_kernels_a_block(folder):
+    """Beside four products and attention: two norms, one with a sum, the rotation and SwiGLU; a product adds the other sum."""
+    result = read(folder, "regions")
+    assert [batch["num_graphs"] for batch in result["results"]] == [2, 2, 2]
+    num_calls = CONFIG_64["num_hidden_layers"] * len(CASES["regions"]["batches"])
+    assert sum(result["launches"].values()) == 4 * num_calls
 
 
 def test_the_templates_of_flex_attention_compile_for_a_t4_and_an_h100(folder):

@@ -1,13 +1,27 @@
 """CUDA graphs without CUDA: a capture records every operation that torch runs, a replay runs them again on the same tensors.
 
-As in a real graph, a replay reads the tensors of the capture, writes its results where those of the capture are, without Python.
+As in a real graph, a replay reads the tensors of the capture, and writes its results where those of the capture are.
 """
 
 import contextlib
 
 import torch
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from neobert_hf.model.backends_neobert import BACKENDS
+
+
+def attend(q_THK, k_THK, v_THK, plan):
+    """In place of torch_varlen on a CPU: operations read the boundaries, as a kernel does, and Python does not."""
+    sequence = torch.bucketize(torch.arange(len(q_THK)), plan.layout.cu_seq_lens[1:].long(), right=True)
+    q, k, v = (x.transpose(0, 1) for x in (q_THK, k_THK, v_THK))
+    output = F.scaled_dot_product_attention(q, k, v, attn_mask=sequence[:, None] == sequence)
+    return output.transpose(0, 1).contiguous(), None
+
+
+VARLEN = BACKENDS["torch_varlen"]._replace(devices=(), capabilities={}, attend=attend, is_installed=lambda: True)
 
 
 class CUDAGraph:

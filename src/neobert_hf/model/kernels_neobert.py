@@ -36,7 +36,7 @@ _scalar = lru_cache(partial(torch.tensor, dtype=torch.float32, device="cpu"))
 def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
     """Whether the kernels of this file can run on `x` in `module`: inference on a CPU, and no tracing."""
     is_possible = x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
-    return is_possible and is_inference(x, module) and not is_tracing(x)
+    return is_possible and not is_tracing(x) and is_inference(x, module)
 
 
 def is_inference(x: torch.Tensor, module: nn.Module) -> bool:
@@ -44,8 +44,8 @@ def is_inference(x: torch.Tensor, module: nn.Module) -> bool:
 
     Subclasses of Tensor, transforms of torch.func and modes, such as FlopCounterMode, do so.
     """
-    is_plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not _is_intercepted()
-    return is_plain and not module.training and not torch.is_grad_enabled()
+    is_inferring = not module.training and not torch.is_grad_enabled()
+    return is_inferring and type(x) in (torch.Tensor, torch.nn.Parameter) and not _is_intercepted()
 
 
 def _is_intercepted() -> bool:
