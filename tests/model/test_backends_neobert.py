@@ -494,13 +494,13 @@ def flash_attn_varlen_func(*args): return function(*args), None
 
 
 @pytest.mark.compat
-@pytest.mark.parametrize(("version", "code"), [(2, ""), (3, RETURNS_TUPLE)])
+@pytest.mark.parametrize(("version", "code"), [(2, ""), (3, RETURNS_TUPLE)], ids=["2", "3"])
 @pytest.mark.parametrize("is_real", [False, True], ids=["stand-in for kernels", "package kernels"])
 def test_auto_runs_a_kernel_from_the_cache_of_the_hub_and_downloads_nothing(
     hub_cache, wide_checkpoint, documents, inputs, monkeypatch, request, version, code, is_real
 ):
     if is_real:
-        pytest.importorskip("kernels", reason="needs the package kernels")
+        pytest.importorskip("kernels", minversion="0.16", reason="needs the package kernels 0.16")
     else:
         request.getfixturevalue("kernels")
     name = f"flash_attention_{version}"
