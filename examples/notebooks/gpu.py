@@ -68,5 +68,6 @@ pip install -e ".[train,embed]" pytest
 make measure-gpu
 ```
 
-To measure FlashAttention too, `pip install flash-attn --no-build-isolation` before the last command: "auto" chooses it then.
+To measure FlashAttention too, load a prebuilt kernel once (`docs/loading.md`), or `pip install flash-attn --no-build-isolation`,
+before the last command: "auto" chooses it then.
 """

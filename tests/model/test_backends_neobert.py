@@ -9,12 +9,15 @@ import inspect
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -26,10 +29,11 @@ from hypothesis import strategies as st
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from safetensors.torch import load_file
 from stand_ins.xformers import ops as xformers_ops
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModel
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, modeling_flash_attention_utils
+from transformers.integrations import hub_kernels
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-from transformers.utils import logging
+from transformers.utils import is_kernels_available, logging
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.model import attention_neobert, backends_neobert, modeling_neobert
@@ -51,10 +55,11 @@ FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = torch.float16, torch.bfloat16, torch.float
 @pytest.fixture
 def no_choice_yet():
     """Forget cached choices before a test and after it."""
-    cached = attention_neobert.loading_error, backends_neobert._find_best_backend
+    cached = attention_neobert.loading_error, attention_neobert.has_cached_kernel, backends_neobert._find_best_backend
     for function in cached:
         function.cache_clear()
-    yield
+    with mock.patch.dict(attention_neobert.cached_kernels, clear=True):
+        yield
     for function in cached:
         function.cache_clear()
 
@@ -170,10 +175,37 @@ def test_a_missing_backend_is_refused_with_the_installation_command(gpus, monkey
 
 
 @pytest.mark.parametrize(
+    ("name", "build"), [("flash_attention_2", "pip install flash-attn"), ("flash_attention_3", "build it")]
+)
+def test_the_remedy_names_the_prebuilt_kernel_before_the_build(name, build):
+    assert (
+        f"pip install kernels and load once with attn_implementation='kernels-community/flash-attn{name[-1]}', or {build}"
+        in (BACKENDS[name].remedy)
+    )
+
+
+@pytest.mark.compat
+def test_use_kernels_is_refused_because_it_would_replace_nothing(checkpoint):
+    with pytest.raises(
+        ValueError, match="use_kernels=True replaces nothing in NeoBERT; omit it, and see inference_copy"
+    ):
+        AutoModel.from_pretrained(checkpoint, use_kernels=True)
+    model = AutoModel.from_pretrained(checkpoint, use_kernels=False)
+    assert not [
+        layer for layer in model.modules() if hasattr(type(layer), "kernel_layer_name")
+    ]  # what kernels replaces
+
+
+@pytest.mark.parametrize(
     ("name", "error", "message"),
     [
         ("xformers", ImportError, "'xformers' is not installed: pip install 'xformers"),
-        ("flash_attention_2", (ImportError, ValueError), "(?i)flash.?attention"),  # the words of transformers
+        # transformers with `kernels` tries to download one, and has its own words
+        (
+            "flash_attention_2",
+            ImportError,
+            "toggled on" if is_kernels_available() else "is not installed: pip install kernels",
+        ),
         ("no_such_attention", ValueError, "no_such_attention"),
     ],
 )
@@ -415,6 +447,112 @@ def test_flash_attention_agrees_with_the_oracle_through_transformers(
     flash_results, wide_checkpoint, documents, inputs, name
 ):
     check(flash_results[name], wide_checkpoint, documents, inputs)
+
+
+# ---------------------------------------------------------------------------------------- prebuilt kernels of the Hub
+
+
+def write_kernel(cache, version, name, code="", age=0):
+    """A snapshot of a kernel in a cache of the Hub, with a build for the CPU: the stand-in of FlashAttention 2."""
+    snapshot = cache / f"kernels--kernels-community--flash-attn{version}/snapshots/{name}"
+    build = snapshot / "build/torch-cpu"
+    build.mkdir(parents=True)
+    (build / "__init__.py").write_text((STAND_INS / "flash_attn/__init__.py").read_text() + code)
+    metadata = {"id": f"stand_in_{name}", "name": f"flash-attn{version}", "version": 1, "license": "Apache-2.0"}
+    (build / "metadata.json").write_text(json.dumps({**metadata, "python-depends": [], "backend": {"type": "cpu"}}))
+    os.utime(snapshot, (1e9 - age, 1e9 - age))
+
+
+def load_from_folder(snapshot):
+    """What `kernels.get_local_kernel` does with the snapshots above."""
+    spec = importlib.util.spec_from_file_location(snapshot.name, snapshot / "build/torch-cpu/__init__.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def hub_cache(tmp_path, monkeypatch, no_choice_yet):
+    """An empty cache of the Hub, and a Hub that nobody may ask."""
+    monkeypatch.setenv("KERNELS_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection"))
+    monkeypatch.setattr(backends_neobert, "has_flash_attention", lambda version: False)
+    return tmp_path
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """A stand-in for the package `kernels`."""
+    monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(get_local_kernel=load_from_folder))
+
+
+RETURNS_TUPLE = """
+function = flash_attn_varlen_func
+def flash_attn_varlen_func(*args): return function(*args), None
+"""
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize(("version", "code"), [(2, ""), (3, RETURNS_TUPLE)], ids=["2", "3"])
+@pytest.mark.parametrize("is_real", [False, True], ids=["stand-in for kernels", "package kernels"])
+def test_auto_runs_a_kernel_from_the_cache_of_the_hub_and_downloads_nothing(
+    hub_cache, wide_checkpoint, documents, inputs, monkeypatch, request, version, code, is_real
+):
+    if is_real:
+        pytest.importorskip("kernels", minversion="0.16", reason="needs the package kernels 0.16")
+    else:
+        request.getfixturevalue("kernels")
+    name = f"flash_attention_{version}"
+    write_kernel(hub_cache, version, f"of_{name}_{is_real}", code)
+    allow_on_cpu(monkeypatch, name, is_installed=BACKENDS[name].is_installed)
+    model = NeoBERTForMaskedLM.from_pretrained(wide_checkpoint[1], dtype=FLOAT64).eval()
+    check(run(model, inputs), wide_checkpoint, documents, inputs)
+    kernel = attention_neobert.cached_kernels[name]
+    assert kernel.__globals__["num_calls"] == 2 * model.config.num_hidden_layers
+
+
+def test_a_cached_kernel_that_does_not_load_is_passed_over_with_a_warning(hub_cache, kernels, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    situation = Situation((HOPPER,), BFLOAT16, 64, is_packed=True)
+    write_kernel(hub_cache, 3, "newer", "raise OSError('undefined symbol')")
+    write_kernel(hub_cache, 2, "older", age=1)
+    write_kernel(hub_cache, 2, "newest", "raise OSError('undefined symbol')")
+    assert choose_backend("auto", situation) == choose_backend("flash_attention_2", situation) == "flash_attention_2"
+    with pytest.raises(ImportError, match="'flash_attention_3' is not installed: pip install kernels"):
+        choose_backend("flash_attention_3", situation)
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [each.partition(" in ")[0][-19:] for each in warnings] == ["'flash_attention_3'", "'flash_attention_2'"]
+    assert all("does not load: OSError('undefined symbol')" in each for each in warnings)
+
+
+def test_a_cached_kernel_without_the_package_kernels_is_named_in_a_warning(hub_cache, monkeypatch, caplog):
+    write_kernel(hub_cache, 3, "newest")
+    monkeypatch.setitem(sys.modules, "kernels", None)
+    assert not BACKENDS["flash_attention_3"].is_installed() and not BACKENDS["flash_attention_2"].is_installed()
+    assert "'flash_attention_3' in" in caplog.text and "import of kernels halted" in caplog.text
+
+
+@pytest.mark.compat
+def test_a_kernel_of_the_hub_that_is_named_is_loaded_and_called_by_transformers(
+    hub_cache, wide_checkpoint, inputs, monkeypatch
+):
+    name, asked = "kernels-community/flash-attn3", []
+    write_kernel(hub_cache, 3, "named")
+    kernel = load_from_folder(next(hub_cache.glob("*/snapshots/*")))
+    for available, value in {"is_kernels_available": lambda: True, "_kernels_available": True}.items():
+        monkeypatch.setattr(hub_kernels, available, value, raising=False)
+    monkeypatch.setattr(
+        hub_kernels, "get_kernel", lambda repository, **_: asked.append(repository) or kernel, raising=False
+    )
+    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None, raising=False)
+    load = partial(NeoBERTForMaskedLM.from_pretrained, wide_checkpoint[1], dtype=BFLOAT16)
+    with mock.patch.dict(AttentionInterface._global_mapping), mock.patch.dict(AttentionMaskInterface._global_mapping):
+        actual = run(load(attn_implementation=name).eval(), inputs)
+    wanted = run(load(attn_implementation="sdpa").eval(), inputs)
+    assert set(asked) == {name} and kernel.num_calls
+    for form in ("packed", "padded", "gradient"):
+        torch.testing.assert_close(actual[form], wanted[form], rtol=0.05, atol=0.05)
 
 
 # ---------------------------------------------------------------------------------------- SDPA in length groups

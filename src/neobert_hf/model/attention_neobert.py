@@ -8,12 +8,15 @@ Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis, real toke
 """
 
 import importlib
+import os
 from functools import lru_cache, partial
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from huggingface_hub import constants
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import create_block_mask
@@ -38,6 +41,7 @@ KERNELS = {
     "flash_attention_4": "flash_attn.cute",
     "xformers": "xformers.ops",
 }
+cached_kernels = {}  # functions that `has_cached_kernel` has loaded, by backend
 
 
 def split_rows(x_THK, layout):
@@ -231,10 +235,13 @@ _caller = lru_cache(_Caller)
 
 def attend_registry(q_THK, k_THK, v_THK, plan):
     """Functions of transformers' registry on a packed layout: FlashAttention, flex attention and Hub kernels."""
+    boundaries, longest = plan.layout.cu_seq_lens, plan.layout.max_length
+    if kernel := cached_kernels.get(plan.backend):  # transformers would import a package or ask the Hub
+        output = kernel(q_THK, k_THK, v_THK, boundaries, boundaries, longest, longest)
+        return output[0] if isinstance(output, tuple) else output, None
     caller, attention = _caller(plan.backend), AttentionInterface()[plan.backend]
     options = dict(scaling=q_THK.shape[-1] ** -0.5, dropout=0.0, is_causal=False)
     q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_THK, v_THK))
-    boundaries, longest = plan.layout.cu_seq_lens, plan.layout.max_length
     options |= dict(cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries, max_length_q=longest, max_length_k=longest)
     return attention(caller, q, k, v, plan.mask, **options)[0][0], None
 
@@ -273,6 +280,22 @@ def has_flash_attention(version: int) -> bool:
     """Whether transformers finds this version of FlashAttention, and its kernels load."""
     is_available = getattr(transformers_utils, f"is_flash_attn_{version}_available", bool)  # an old one lacks some
     return is_available() and not loading_error(f"flash_attention_{version}")
+
+
+@lru_cache
+def has_cached_kernel(backend: str) -> bool:
+    """Whether the Hub cache has a prebuilt FlashAttention that `kernels` loads with this torch; nothing is downloaded."""
+    cache = Path(os.environ.get("KERNELS_CACHE") or constants.HF_HUB_CACHE)
+    snapshots = cache.glob(f"*--kernels-community--flash-attn{backend[-1]}/snapshots/*")
+    for snapshot in sorted(snapshots, key=os.path.getmtime, reverse=True):
+        try:
+            load = importlib.import_module("kernels").get_local_kernel  # `get_kernel` asks the Hub for a newer build
+            cached_kernels[backend] = load(snapshot).flash_attn_varlen_func
+            logger.info(f"attn_implementation={backend!r} runs the kernel in {str(snapshot)!r}")
+            return True
+        except Exception as error:  # no package `kernels`, no build for this torch, or any error of the kernel
+            logger.warning(f"The kernel of {backend!r} in {str(snapshot)!r} does not load: {error!r}")
+    return False
 
 
 def has_varlen() -> bool:

@@ -15,6 +15,7 @@ from .attention_neobert import (
     attend_sdpa,
     attend_varlen,
     attend_xformers,
+    has_cached_kernel,
     has_flash_attention,
     has_varlen,
     loading_error,
@@ -70,16 +71,18 @@ BACKENDS = {
         devices=("cuda",),
         capabilities=_half((9, 0), (9, 9)),
         is_automatic=True,
-        is_installed=lambda: has_flash_attention(3),
-        remedy="build it from the folder hopper of https://github.com/Dao-AILab/flash-attention",
+        is_installed=lambda: has_flash_attention(3) or has_cached_kernel("flash_attention_3"),
+        remedy="pip install kernels and load once with attn_implementation='kernels-community/flash-attn3', "
+        "or build it from the folder hopper of https://github.com/Dao-AILab/flash-attention",
     ),
     "flash_attention_2": Backend(
         **_flash,
         devices=("cuda", "mlu", "musa", "npu", "xpu"),
         capabilities=_half((8, 0)),
         is_automatic=True,
-        is_installed=lambda: has_flash_attention(2),
-        remedy="pip install flash-attn --no-build-isolation",
+        is_installed=lambda: has_flash_attention(2) or has_cached_kernel("flash_attention_2"),
+        remedy="pip install kernels and load once with attn_implementation='kernels-community/flash-attn2', "
+        "or pip install flash-attn --no-build-isolation",
     ),
     "flash_attention_4": Backend(
         **{**_flash, "max_head_width": 128},

@@ -33,7 +33,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 # The loader of transformers 4.57 copies only the files that this one imports directly, so it imports all of them.
-from .attention_neobert import attend_sdpa  # noqa: F401
+from .attention_neobert import attend_sdpa, loading_error  # noqa: F401
 from .backends_neobert import check_installed, is_own_backend
 from .blocks_neobert import NeoBERTBlock, RMSNorm, normalize
 from .checkpoint_neobert import (
@@ -133,6 +133,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         if requested_attention is None or requested_attention == "auto":
             return "auto"
         if not is_own_backend(requested_attention):
+            if loading_error(requested_attention):
+                check_installed(requested_attention)  # transformers names no remedy
             requested_attention = super().get_correct_attn_implementation(requested_attention, is_init_check)
         check_installed(requested_attention)  # transformers finds a package whose kernels do not load
         return requested_attention
@@ -145,6 +147,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             ValueError: The checkpoint lacks tensors of the encoder, or half of a head layer, or has a tensor twice.
             OSError: The folder has no safetensors weights, or a file is damaged.
         """
+        if kwargs.get("use_kernels"):
+            raise ValueError("use_kernels=True replaces nothing in NeoBERT; omit it, and see inference_copy for speed")
         check_weight_files(pretrained_model_name_or_path, kwargs)
         kwargs |= {"use_safetensors": True, "output_loading_info": True}
         with explain_damaged_file(pretrained_model_name_or_path):
