@@ -74,12 +74,24 @@ class Stream:
         return object()
 
 
+_recorders = []
+
+
+def is_recording():
+    """In place of torch.cuda.is_current_stream_capturing."""
+    return bool(_recorders)
+
+
 @contextlib.contextmanager
 def capture(graph, pool, capture_error_mode):
     """In place of torch.cuda.graph."""
     assert pool and capture_error_mode == "thread_local"
-    with _Recorder(graph):
-        yield
+    with _Recorder(graph) as recorder:
+        _recorders.append(recorder)
+        try:
+            yield
+        finally:
+            _recorders.remove(recorder)
 
 
 def install(monkeypatch):
