@@ -21,7 +21,9 @@ def attend(q_THK, k_THK, v_THK, plan):
     return output.transpose(0, 1).contiguous(), None
 
 
-VARLEN = BACKENDS["torch_varlen"]._replace(devices=(), capabilities={}, attend=attend, is_installed=lambda: True)
+VARLEN = BACKENDS["torch_varlen"]._replace(
+    attend=attend, devices=(), capabilities={}, is_installed=lambda: True, is_automatic=False
+)
 
 
 class CUDAGraph:

@@ -1,13 +1,12 @@
-"""Fast inference on a GPU (`inference_copy`): blocks as two compiled regions around attention, and CUDA graphs for short inputs.
+"""Inference on a GPU by `inference_copy`: blocks as two compiled regions around attention, and CUDA graphs for short inputs.
 
-Attention stays outside of the regions, so a region reads tensors only: one graph of the compiler serves all blocks and lengths.
+Attention is outside of the regions, so they read tensors only, and one graph of the compiler serves all blocks and lengths.
 
 Axes: `T` tokens, `D` width, `H` heads, `K` head width.
 """
 
 import threading
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,12 +22,26 @@ from .rotary_neobert import split_and_rotate
 
 logger = logging.get_logger(__name__)
 
-SHORTEST_CAPTURED, LONGEST_CAPTURED = 64, 4160  # tokens; the arithmetic of more takes longer than the launches of its kernels
-MOST_GRAPHS = 128  # each keeps a few MB on the GPU; further sizes run without a graph
+SHORTEST_CAPTURED, LONGEST_CAPTURED = (
+    64,
+    4160,
+)  # tokens; the arithmetic of more takes longer than the launches of its kernels
+
+
+def runs_compiled(weight: torch.Tensor, encoder: nn.Module) -> bool:
+    """Whether the blocks of an inference copy run as compiled regions: it only infers, without autocast."""
+    is_readable = is_capturing(weight) or not is_tracing(weight)
+    return is_readable and is_inference(weight, encoder) and not is_autocast_on(weight.device)
+
+
+def runs_in_regions(block: nn.Module) -> bool:
+    """Whether all linear layers of a block are those of an inference copy, and none has a hook."""
+    layers = block.qkv, block.wo, block.ffn.w12, block.ffn.w3
+    return all(type(layer) is InferenceLinear and layer.bias is None for layer in layers) and not is_hooked(*layers)
 
 
 def _normalize(x_TD, norm):
-    # a float in arithmetic becomes an input of the graph; as an argument of F.rms_norm it would be compiled twice
+    # a float in arithmetic becomes an input of the graph; as an argument of F.rms_norm, everything would be compiled twice
     wide_TD = x_TD.float()
     scale = (wide_TD.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
     return (wide_TD * scale * norm.weight.float()).to(norm.weight.dtype)
@@ -47,115 +60,85 @@ def finish(block: nn.Module, x_TD: torch.Tensor, out_THK: torch.Tensor) -> torch
     return x_TD + F.linear(F.silu(gate_TF) * up_TF, block.ffn.w3.weight)
 
 
-def runs_compiled(weight: torch.Tensor, encoder: nn.Module) -> bool:
-    """Whether the blocks of an inference copy run as compiled regions: it only infers, without autocast."""
-    can_compile = is_capturing(weight) or not is_tracing(weight)
-    return can_compile and is_inference(weight, encoder) and not is_autocast_on(weight.device)
-
-
-def runs_in_regions(block: nn.Module) -> bool:
-    """Whether all linear layers of a block are those of an inference copy, and none has a hook."""
-    layers = block.qkv, block.wo, block.ffn.w12, block.ffn.w3
-    return all(type(layer) is InferenceLinear and layer.bias is None for layer in layers) and not is_hooked(*layers)
-
-
 @lru_cache
 def compiled_regions():
     """`project` and `finish`, compiled at their first call."""
     return torch.compile(project, dynamic=True), torch.compile(finish, dynamic=True)
 
 
-class GraphSize(NamedTuple):
-    """Numbers of tokens and documents of a CUDA graph, and the length of its longest document."""
+def fill(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Add documents of padding to documents of these lengths, so that there are few sizes of graphs.
 
-    num_tokens: int
-    num_documents: int
-    longest: int
-
-    @classmethod
-    def for_lengths(cls, lengths: tuple[int, ...]) -> tuple["GraphSize", list[int]]:
-        """The size for documents of these lengths, and the lengths of the documents that fill it; each has a token or more."""
-        num_documents = 1 << len(lengths).bit_length()
-        num_fillers = num_documents - len(lengths)
-        rest = max(sum(lengths) + num_fillers - SHORTEST_CAPTURED, 0)
-        step = max(SHORTEST_CAPTURED, 1 << max(rest.bit_length() - 3, 0))  # at most a quarter of the tokens is padding
-        num_tokens = SHORTEST_CAPTURED - (-rest // step) * step
-        last = num_tokens - sum(lengths) - num_fillers + 1
-        longest = SHORTEST_CAPTURED
-        while longest < max(last, *lengths):
-            longest *= 4
-        return cls(num_tokens, num_documents, longest), [1] * (num_fillers - 1) + [last]
-
-
-class _Graph(NamedTuple):
-    """A captured forward and its tensors, which are at fixed addresses: ids (1, T), boundaries (N + 1,), states (T, D)."""
-
-    graph: "torch.cuda.CUDAGraph"
-    inputs: dict[str, torch.Tensor]
-    states_TD: torch.Tensor
+    Returns:
+        The lengths of all documents, a power of two of them and at most a quarter more tokens; and an upper bound of the lengths,
+        64 times a power of four.
+    """
+    num_documents = 1 << len(lengths).bit_length()
+    needed = sum(lengths) + num_documents - len(lengths)  # every document has a token
+    rest = max(needed - SHORTEST_CAPTURED, 0)
+    step = max(SHORTEST_CAPTURED, 1 << max(rest.bit_length() - 3, 0))
+    last = 1 + SHORTEST_CAPTURED + -(-rest // step) * step - needed
+    filled, longest = (*lengths, *[1] * (num_documents - len(lengths) - 1), last), SHORTEST_CAPTURED
+    while longest < max(filled):
+        longest *= 4
+    return filled, longest
 
 
 class GraphCache:
-    """The CUDA graphs of one encoder. A graph reads the weights where they are, so it sees changes in place."""
+    """The CUDA graphs of an encoder. They read its weights where they are, so a change in place has its effect."""
 
     def __init__(self, encoder: nn.Module):
-        self.modules = tuple(encoder.modules())
-        self.graphs: dict[GraphSize, _Graph] = {}
-        self.is_on, self.lock, self.pool, self.done = True, threading.Lock(), None, None
+        self.modules, self.graphs, self.is_on = tuple(encoder.modules()), {}, True
+        self.lock, self.pool, self.done = threading.Lock(), None, None
 
     def encode(self, encoder: nn.Module, tokens: torch.Tensor, plan: ForwardPlan) -> torch.Tensor | None:
-        """The states (T, D) after the last norm, or None if no graph can compute them.
-
-        The values of the inputs were checked, and the result is a copy, so another thread may use the graph afterwards.
+        """The states (T, D) after the last norm, a copy of what the graph writes; None if no graph can compute them.
 
         Args:
-            tokens: (B, L) ids.
-            plan: Plan of the forward, with the lengths of the documents on the host.
+            tokens: (B, L) ids, whose values were checked.
+            plan: Plan of the forward; the lengths of its documents are on the host.
         """
-        layout = plan.layout
+        layout, modules = plan.layout, tuple(encoder.modules())
         if not (self.is_on and layout.lengths and find_backend(plan.backend).reads_boundaries and tokens.ndim == 2):
             return None
-        size, fillers = GraphSize.for_lengths(layout.lengths)
-        modules = tuple(encoder.modules())
-        if size.num_tokens > LONGEST_CAPTURED or modules != self.modules or is_hooked(*modules):
+        lengths, longest = fill(layout.lengths)
+        if sum(lengths) > LONGEST_CAPTURED or modules != self.modules or is_hooked(*modules):
             return None
-        bounds = torch.tensor([0, *layout.lengths, *fillers], device="cpu").cumsum(0).int()
-        values = layout.flatten(tokens), layout.position_ids, to_device(bounds, tokens.device)
+        boundaries = to_device(torch.tensor([0, *lengths], device="cpu").cumsum(0).int(), tokens.device)
         with self.lock, torch.cuda.device(tokens.device):
             stream = torch.cuda.current_stream()
             if self.done is not None:
                 stream.wait_event(self.done)  # a graph may still run on the stream of another thread
-            captured = self.graphs.get(size) or self._capture(encoder, size, bounds, tokens.device)
-            if captured is None:
+            size = sum(lengths), len(lengths), longest
+            if size not in self.graphs and not self._capture(encoder, boundaries, size):
                 return None
-            for target, value in zip(captured.inputs.values(), values):
-                target.view(-1)[: len(value)].copy_(value)
-            captured.graph.replay()
-            states_TD = captured.states_TD[: len(layout.position_ids)].clone()
+            graph, inputs, states_TD = self.graphs[size]
+            for target, values in zip(inputs, (layout.flatten(tokens), layout.position_ids, boundaries)):
+                target.view(-1)[: len(values)].copy_(values)
+            graph.replay()
+            states_TD = states_TD[: sum(layout.lengths)].clone()
             self.done = stream.record_event()
         return states_TD
 
     @torch.inference_mode(False)  # a tensor that is made in inference mode could not be changed outside of it
     @torch.no_grad()
-    def _capture(self, encoder, size, bounds, device):
-        """Capture a forward of this size; None if that fails or there are too many graphs."""
-        if len(self.graphs) == MOST_GRAPHS:
-            return None
-        row = torch.zeros(1, size.num_tokens, dtype=torch.long, device=device)
-        inputs = dict(input_ids=row, position_ids=row.clone(), cu_seq_lens_q=to_device(bounds, device))
-        options = dict(max_length_q=size.longest, trust_boundaries=True, return_packed=True, return_dict=True)
+    def _capture(self, encoder, boundaries, size):
+        """Whether a graph of this size could be made."""
+        ids, positions = torch.zeros(2, 1, size[0], dtype=torch.long, device=boundaries.device)
+        arguments = dict(input_ids=ids, position_ids=positions, cu_seq_lens_q=boundaries, max_length_q=size[2])
+        arguments |= dict(trust_boundaries=True, return_packed=True, return_dict=True)
         graph, self.pool = torch.cuda.CUDAGraph(), self.pool or torch.cuda.graph_pool_handle()
         try:
-            encoder(**inputs, **options)  # compiles, and chooses the configurations of the kernels
+            encoder(**arguments)  # compiles, and chooses the configurations of the kernels
             # other threads may allocate memory meanwhile
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                states_TD = encoder(**inputs, **options).last_hidden_state
+                states_TD = encoder(**arguments).last_hidden_state
         except RuntimeError as error:
             self.is_on = False
             logger.warning_once(
-                f"No CUDA graph for {size.num_tokens} tokens, so this inference copy launches each kernel, and short inputs take "
-                f"longer: {error}; free memory on the GPU and make a new copy"
+                f"No CUDA graph of {size[0]} tokens: {error}. This inference copy goes on without graphs, so short inputs take "
+                "longer; free memory of the GPU and make a new copy"
             )
-            return None
-        self.graphs[size] = _Graph(graph, inputs, states_TD)
-        return self.graphs[size]
+            return False
+        self.graphs[size] = graph, (ids, positions, boundaries), states_TD
+        return True

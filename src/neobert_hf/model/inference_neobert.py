@@ -2,19 +2,13 @@
 
 import copy
 from collections.abc import Callable
-from importlib.util import find_spec
 
 import torch
 from torch import nn
 
-from .gpu_neobert import GraphCache, runs_in_regions
+from .gpu_neobert import GraphCache
 from .kernels_neobert import COPY_REMEDY, InferenceLinear, Int8Linear, has_own_hooks
 from .machine_neobert import TORCH, best_dtype
-
-_NOTHING = (
-    "no linear layer in the blocks of this {1} can be {0}, because all have hooks, adapters or quantized weights; merge adapters "
-    "first (PEFT's merge_and_unload)"
-)
 
 
 def check_is_original(model: nn.Module, action: str) -> None:
@@ -50,23 +44,25 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
 
     Raises:
         ValueError: The model contains no NeoBERT, is sharded, on several devices, or neither on a CPU nor on CUDA; nothing of it
-            would be int8, or compiled; torch has no int8 products or no Triton here.
+            would be int8, or compiled; this device has no int8 products in torch, or no bfloat16.
     """
     encoders = [module for module in model.modules() if hasattr(module, "is_inference_copy")]
     if not encoders:
         raise ValueError(f"{type(model).__name__} contains no NeoBERT; give a NeoBERT, or a model that contains one")
     if any(hasattr(tensor, "device_mesh") for tensor in model.parameters()):
         raise ValueError("the weights are sharded over several processes; load the model without tensor parallelism")
-    device, *others = sorted({tensor.device for tensor in model.parameters()}, key=str)
+    device, *others = {tensor.device for tensor in model.parameters()}
     if others or device.type not in ("cpu", "cuda"):
-        found = ", ".join(map(str, (device, *others)))
+        found = ", ".join(sorted(map(str, (device, *others))))
         raise ValueError(
-            f"inference_copy needs a model on a CPU or on one CUDA device, but it is on {found}; call model.cpu() first"
+            f"inference_copy needs a model on a CPU or one CUDA GPU, but it is on {found}; call model.cpu() first"
         )
-    if int8:
-        _check_int8(device)
-    if device.type == "cuda":
-        _check_triton(device, encoders[0].dtype)
+    is_on_gpu = device.type == "cuda"
+    has_int8 = TORCH.onednn_int8_prepack and TORCH.onednn_int8_linear and torch.backends.mkldnn.is_available()
+    if int8 and (is_on_gpu or not has_int8):
+        raise ValueError(f"torch {torch.__version__} has no int8 products for {device} on this machine; omit int8=True")
+    if is_on_gpu and encoders[0].dtype == torch.bfloat16 != best_dtype(device):
+        raise ValueError(f"{device} has no instructions for bfloat16; load the model with dtype=torch.float16")
     in_blocks = {id(layer) for name, layer in model.named_modules() if "transformer_encoder" in name.split(".")}
     modules = [module for encoder in encoders for module in encoder.modules()]
     parents = [module for module in modules if type(module).__module__.endswith("_neobert")]
@@ -76,34 +72,18 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
             is_int8 = int8 and id(layer) in in_blocks and layer.bias is None
             dtype = torch.float32 if int8 else layer.weight.dtype
             layers[id(layer)] = (Int8Linear if is_int8 else InferenceLinear)(layer, dtype)
-    if int8 and not any(isinstance(layer, Int8Linear) for layer in layers.values()):
-        raise ValueError(f"{_NOTHING.format('int8', type(model).__name__)}, or omit int8=True")
+    kind, wanted = ("int8", Int8Linear) if int8 else ("compiled", InferenceLinear)
+    can_run = any(isinstance(layer, wanted) for key, layer in layers.items() if key in in_blocks)
+    if (int8 or is_on_gpu) and not can_run:
+        raise ValueError(
+            f"no linear layer in the blocks of this {type(model).__name__} can be {kind}, because all have hooks, adapters or "
+            "quantized weights; merge adapters first (PEFT's merge_and_unload), or omit int8=True"
+        )
     copied = copy.deepcopy(model, layers)  # takes the layers of this dict instead of copies
     copied = copied.float() if int8 else copied
     for module in copied.modules():
         if hasattr(module, "is_inference_copy"):
             module.is_inference_copy = True
-        if device.type == "cuda" and hasattr(module, "graphs"):
-            if not any(map(runs_in_regions, module.transformer_encoder)):
-                raise ValueError(f"{_NOTHING.format('compiled', type(model).__name__)}, or use the model itself")
+        if is_on_gpu and hasattr(module, "graphs"):
             module.graphs = GraphCache(module)
     return copied.eval()
-
-
-def _check_int8(device):
-    if device.type != "cpu":
-        raise ValueError(
-            f"int8=True needs a model on the CPU, but it is on {device}; call model.cpu() first, or omit int8=True"
-        )
-    if not (TORCH.onednn_int8_prepack and TORCH.onednn_int8_linear and torch.backends.mkldnn.is_available()):
-        raise ValueError(f"torch {torch.__version__} has no int8 products on this machine; omit int8=True")
-
-
-def _check_triton(device, dtype):
-    """Raise ValueError if Triton cannot compile for this GPU."""
-    if find_spec("triton") is None:
-        raise ValueError(
-            f"inference_copy compiles for {device} with Triton, which is not installed; pip install triton"
-        )
-    if dtype == torch.bfloat16 and best_dtype(device) != dtype:
-        raise ValueError(f"{device} has no instructions for bfloat16; load the model with dtype=torch.float16")
