@@ -267,3 +267,11 @@ def test_regions_compute_a_block(model, dtype, graphs):
         for each in (exact.to(dtype), gpu_copy(exact.to(dtype))):
             errors.append((each(**batch).last_hidden_state.double() - wanted).abs().max() / wanted.abs().max())
     assert errors[1] <= max(3 * errors[0], 1e-5)
+
+
+def test_a_graph_that_was_captured_in_inference_mode_runs_outside_of_it(graphs, model):
+    copied, batch = gpu_copy(model), ragged(0, 2, 9)
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            torch.testing.assert_close(copied(**batch).logits, model(**batch).logits, **FLOAT32)
+    assert [graph.num_replays for graph in graphs] == [2]
