@@ -120,10 +120,11 @@ class GraphCache:
             self.done = stream.record_event()
         return states_TD
 
-    @torch.inference_mode(False)  # a tensor that is made in inference mode could not be changed outside of it
+    @torch.inference_mode(False)  # a tensor that is made in inference mode cannot be changed outside of it
     @torch.no_grad()
     def _capture(self, encoder, boundaries, size):
         """Whether a graph of this size could be made."""
+        boundaries = boundaries.clone()
         ids, positions = torch.zeros(2, 1, size[0], dtype=torch.long, device=boundaries.device)
         arguments = dict(input_ids=ids, position_ids=positions, cu_seq_lens_q=boundaries, max_length_q=size[2])
         arguments |= dict(trust_boundaries=True, return_packed=True, return_dict=True)
