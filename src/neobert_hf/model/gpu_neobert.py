@@ -48,9 +48,9 @@ def _normalize(x_TD, norm):
 
 
 def project(block: nn.Module, x_TD: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values (T, H, K), as `NeoBERTBlock.forward` computes them before attention."""
+    """Queries, keys and values (T, H, K), contiguous, as `NeoBERTBlock.forward` computes them before attention."""
     qkv_TD = F.linear(_normalize(x_TD, block.attention_norm), block.qkv.weight)
-    return split_and_rotate(qkv_TD.unflatten(-1, (-1, 3, block.head_dim)), table)
+    return tuple(x.contiguous() for x in split_and_rotate(qkv_TD.unflatten(-1, (-1, 3, block.head_dim)), table))
 
 
 def finish(block: nn.Module, x_TD: torch.Tensor, out_THK: torch.Tensor) -> torch.Tensor:

@@ -98,10 +98,13 @@ def split_and_rotate(qkv_TH3K: torch.Tensor, rotary: torch.Tensor) -> tuple[torc
         # a half of the time of the real arithmetic on a CPU; compilers do not support complex numbers
         rotations_TC = torch.view_as_complex(rotary)
         turned = torch.view_as_real(torch.view_as_complex(pairs_TH2C2) * rotations_TC[:, None, None]).flatten(-2)
+        # where the dtype changes, queries and keys become contiguous; cuDNN's attention was not tested with views of both
+        turned_2THK = turned.movedim(2, 0).to(qkv_TH3K.dtype, memory_format=torch.contiguous_format)
     else:
         (even, odd), (cos, sin) = pairs_TH2C2.unbind(-1), rotary[:, None, None].unbind(-1)
         turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
-    return *turned.to(qkv_TH3K.dtype).unbind(2), qkv_TH3K[:, :, 2]
+        turned_2THK = turned.to(qkv_TH3K.dtype).unbind(2)
+    return *turned_2THK, qkv_TH3K[:, :, 2]
 
 
 def split_and_rotate_fast(
