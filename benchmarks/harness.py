@@ -40,7 +40,7 @@ OTHERS = {
         dict(hidden_size=1024, intermediate_size=2624, num_hidden_layers=28, num_attention_heads=16),
     ),
 }
-OURS = ("ours", "ours-prepacked", "ours-int8", "ours-compiled")
+OURS = ("ours", "ours-prepacked", "ours-int8")
 MODELS = (*OURS, "published", "openvino", *OTHERS, "modernbert-base-int8")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
@@ -112,12 +112,6 @@ def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layer
     model = model.to(dtype=dtype, device=device).eval()
     if name in ("ours-prepacked", "ours-int8"):
         model = inference_copy(model, int8=name == "ours-int8")
-    if name == "ours-compiled":
-        if device == "cpu":
-            torch._inductor.config.freezing = (
-                True  # weights become constants, in the order that the matrix products read
-            )
-        model = torch.compile(model, dynamic=device != "cpu")  # on a GPU the batch doubles
     return model
 
 

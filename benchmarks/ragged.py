@@ -84,7 +84,7 @@ def training(documents, arguments) -> list[dict]:
     """Rows of one optimizer step on the masked language model: ours packed, the others padded."""
     examples = [{"input_ids": document.tolist()} for document in documents[: arguments.train_batch]]
     num_tokens = sum(len(example["input_ids"]) for example in examples)
-    names = [name for name in arguments.models if name not in ("ours-prepacked", "ours-compiled")]
+    names = [name for name in arguments.models if name != "ours-prepacked"]
     steps = {name: training_step(name, examples, arguments.max_length, arguments) for name in names}
     seconds = take_turns(steps, arguments.num_rounds, arguments.device, "training step")
     longest = max(len(example["input_ids"]) for example in examples)

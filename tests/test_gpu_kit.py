@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 
 ROOT = Path(__file__).parents[1]
-STAGES = ("tests", "throughput", "ragged", "memory", "compiled")
+FAST_PATH = ("replays", "profile", "speed", "autotuned", "bandwidth")
+STAGES = ("tests", "replays", "profile", "throughput", "ragged", "speed", "autotuned", "bandwidth", "memory")
 # In place of Python: it records its arguments, and fails where they contain FAIL.
 RECORDER = """#!/usr/bin/env bash
 [ "$1" = benchmarks/card.py ] && exec echo tesla_t4 float16 8192 32 4
@@ -52,9 +53,9 @@ def test_every_stage_runs_with_arguments_that_its_script_knows_also_after_one_th
     status, lines, calls = run_kit(tmp_path, fail="ragged.py")
     log = tmp_path / "results/ragged.log"
     assert status == 1 and list(log.parent.glob("*.log")) == [log] and log.read_text() == "out of luck\n"
-    found = [line.split(" ", 2)[:2] for line in lines[-6:-1]]
+    found = [line.split(" ", 2)[:2] for line in lines[-10:-1]]
     assert found == [[f"{name}:", "FAILED" if name == "ragged" else "done"] for name in STAGES]
-    assert lines[-4].endswith(f"see {log}")
+    assert next(line for line in lines if "FAILED" in line).endswith(f"see {log}")
     tests, *benchmarks, comparison = (call.split() for call in calls)
     assert tests == ["-m", "pytest", "-q", "-m", "gpu", "tests/test_gpu.py"] and (ROOT / tests[-1]).exists()
     assert comparison == ["benchmarks/roofline.py", "--measured", str(log.parent)]
@@ -68,12 +69,13 @@ def test_every_stage_runs_with_arguments_that_its_script_knows_also_after_one_th
         assert (arguments.device, arguments.dtype) == ("cuda", "float16")
         assert set(getattr(arguments, "models", [])) <= set(harness.MODELS)
         files.append(Path(arguments.json).name)
-    assert files == [f"{name}_float16.json" for name in ("throughput", "ragged", "memory", "throughput_compiled")]
+    names = [f"fast_path_{name}" if name in FAST_PATH else name for name in STAGES[1:]]
+    assert files == [f"{name}_float16.json" for name in names]
 
 
 def test_stages_without_time_do_not_run_and_are_named(tmp_path):
     status, lines, calls = run_kit(tmp_path, BUDGET="0")
-    assert status == 1 and lines[-6:-1] == [f"{name}: not run, no time left" for name in STAGES]
+    assert status == 1 and lines[-10:-1] == [f"{name}: not run, no time left" for name in STAGES]
     assert [call.split()[0] for call in calls] == ["benchmarks/roofline.py"]
 
 
