@@ -18,9 +18,16 @@ from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 from transformers import AutoModelForMaskedLM, set_seed
 
-from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator, best_dtype
+from neobert_hf import (
+    MINI_MODEL_PATH,
+    NeoBERTConfig,
+    NeoBERTForMaskedLM,
+    PackedMLMCollator,
+    best_dtype,
+    inference_copy,
+)
 from neobert_hf.embeddings.models import open_embedding_model
-from neobert_hf.model.backends_neobert import Situation, choose_backend
+from neobert_hf.model.backends_neobert import Situation, choose_backend, find_backend
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.trainer import PretrainingTrainer
 
@@ -45,7 +52,7 @@ CASES = [(backend, dtype) for backend, dtypes in BACKENDS.items() for dtype in d
 
 
 def versions():
-    names = ("torch", "transformers", "triton", "xformers", "flash-attn", "flash-attn-3", "flash-attn-4")
+    names = ("torch", "transformers", "triton", "xformers", "flash-attn", "flash-attn-3", "flash-attn-4", "kernels")
     found = {}
     for name in names:
         try:
@@ -169,6 +176,50 @@ def test_with_trusted_boundaries_the_host_never_waits(wide_checkpoint, inputs):
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(logits, wanted)
+
+
+@pytest.mark.parametrize("dtype", FLOAT32 + HALF, ids=lambda value: str(value).removeprefix("torch."))
+def test_an_inference_copy_agrees_with_the_oracle_when_it_captures_and_when_it_replays(
+    wide_checkpoint, inputs, dtype, report
+):
+    """Padded: two forwards of other tokens in between, which run the same CUDA graph if attention allows one."""
+    config, weights, folder = wide_checkpoint
+    model = load(folder, "auto", dtype)
+    copied, padded = inference_copy(model), inputs[1]
+    real = padded["attention_mask"].bool()
+    documents = [row[mask].cpu().numpy() for row, mask in zip(padded["input_ids"], real)]
+    oracle = Oracle(weights, config)
+    wanted = torch.from_numpy(np.concatenate([oracle.mlm_logits(oracle.encode(ids)[2]) for ids in documents]))
+    floor = relative_error(model(**padded).logits[real], wanted)
+    errors = []
+    with torch.inference_mode():
+        for _ in range(2):
+            errors.append(relative_error(copied(**padded).logits[real], wanted))
+            copied(padded["input_ids"].clamp(min=7, max=9), attention_mask=padded["attention_mask"])
+    report.append(
+        {"backend": "inference_copy", "dtype": str(dtype).removeprefix("torch."), "padded_error": max(errors)}
+    )
+    assert max(errors) <= (1e-4 if dtype == torch.float32 else 3 * floor)
+
+
+def test_replays_follow_ids_boundaries_and_weights(wide_checkpoint):
+    """60 ragged batches against the model, in half precision; the weights change in place after the half of them."""
+    model = load(wide_checkpoint[2], "auto", best_dtype("cuda"))
+    copied = inference_copy(model)
+    graphs = copied.model.graphs.graphs
+    with torch.inference_mode():
+        for seed in range(60):
+            generator = torch.Generator().manual_seed(seed)
+            lengths = torch.randint(1, 60 + 10 * seed, (1 + seed % 7,), generator=generator)
+            mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long().cuda()
+            ids = torch.randint(5, CONFIG["vocab_size"], mask.shape, generator=generator).cuda()
+            if seed == 30:
+                for each in (model, copied):
+                    each.model.layer_norm.weight.mul_(2)
+            wanted, found = (each(ids, attention_mask=mask).logits[mask.bool()] for each in (model, copied))
+            assert relative_error(found, wanted.double().cpu()) <= 0.03  # three times the rounding of bfloat16
+    backend = choose_backend("auto", Situation((torch.device("cuda", 0),), best_dtype("cuda"), 64, is_packed=True))
+    assert bool(graphs) == find_backend(backend).reads_boundaries and len(graphs) < 40
 
 
 def test_sdpa_makes_few_calls_for_many_sequences_in_fp32(wide_checkpoint):
