@@ -230,11 +230,9 @@ def runtimes(result: dict) -> str:
     batches = {row["batch"]: row for row in result["rows"]}
     rows = []
     for path in result["paths"]:
-        measured = [cells[path["path"], batch] for batch in batches]
-        speeds = [
-            f"{row['milliseconds']:,.1f}" if row["sequences"] == 1 else f"{row['tokens_per_s']:,.0f}"
-            for row in measured
-        ]
+        measured = [cells.get((path["path"], batch)) for batch in batches]
+        forms = ["{milliseconds:,.1f}" if row["sequences"] == 1 else "{tokens_per_s:,.0f}" for row in batches.values()]
+        speeds = [form.format(**row) if row else "" for form, row in zip(forms, measured)]
         accuracy = [f"{path['error']:.1e}", f"{path['cosine']:.4f}"]
         rows.append([path["path"], *accuracy, f"{path['mb']:,.0f}", *speeds, f"`{path['command']}`"])
     units = [f"{name}: {'ms' if row['sequences'] == 1 else 'tokens/s'}" for name, row in batches.items()]
@@ -243,7 +241,8 @@ def runtimes(result: dict) -> str:
     padding = f"; of the padded batch, {ragged['real_share']:.0%} are tokens" if ragged else ""
     note = f"{result['settings']['num_threads']} threads; smallest cosine of a token{padding}"
     versions = "".join(f", {name} {version}" for name, version in result["runtimes"].items())
-    return f"{table}\n\n{note}. {spread(result)[:-1]}{versions}."
+    unstable = f" Left out, spread above 10 %: {', '.join(result['unstable'])}." if result.get("unstable") else ""
+    return f"{table}\n\n{note}.{unstable} {spread(result)[:-1]}{versions}."
 
 
 def roofline(result: dict) -> str:

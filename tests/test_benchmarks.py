@@ -36,6 +36,7 @@ OPTIONS = {
     "finetuning": "--tasks cola --seeds 0 --ways tf-idf",
     "adapting": "--package tqdm --vocab_size 300 --num_held_out 4 --num_steps 1 --eval_steps 1 --tokens_per_step 256",
     "few_examples": "--models mini --sizes 4 --seeds 0 --num_test 4",
+    "gpu_fast_path": "--device cpu --num_layers 1 --max_tokens 32 --num_rounds 1 --steps replays profile autotuned",
     "drop_in": f"--versions {transformers.__version__}",
     "roofline": "",
     "runtimes": f"--folder files --model {MINI_MODEL_PATH} --num_rounds 1 "
@@ -101,6 +102,21 @@ def test_the_error_of_a_runtime_is_that_of_its_worst_real_token():
     states = torch.tensor([[[3.0, 4.0], [0.0, 6.0]], [[1.0, 1.0], [-99.0, 0.0]]])  # the last one is padding
     compared = runtimes.compare(lambda batch: states, {"": batch}, {"": wanted})
     assert compared == pytest.approx({"error": 2 / 8, "cosine": 0.5**0.5})
+
+
+def test_what_is_not_stable_when_it_is_measured_again_is_left_out_and_named(tmp_path, monkeypatch):
+    """The second path is stable the second time, the third is not."""
+    times = {"sdpa": [1.0, 1.1], "packed": [1.0, 9.0, 2.0, 2.1], "eager": [1.0, 9.0, 1.0, 5.0]}
+
+    def measure(function, name, folder, num_threads):
+        return {"error": 0.0, "cosine": 1.0}, dict.fromkeys(runtimes.make_batches(), times[name].pop(0))
+
+    monkeypatch.setattr(runtimes, "in_new_process", measure)
+    options = f"--model {MINI_MODEL_PATH} --num_rounds 2 --paths sdpa packed eager --folder {tmp_path}"
+    result = json.loads(run_main(runtimes, *options.split()).strip().splitlines()[-1])
+    found = {row["path"]: row["milliseconds"] for row in result["rows"]}
+    assert found == {"PyTorch (SDPA)": 1050, "PyTorch, packed row": 2050}
+    assert len(result["unstable"]) == 4 and result["unstable"][0] == "PyTorch, eager attention at 1 x 16"
 
 
 @pytest.mark.slow
