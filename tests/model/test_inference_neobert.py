@@ -120,6 +120,10 @@ def test_conversions_that_change_nothing_are_allowed(tiny_config, int8):
 def test_what_is_no_neobert_on_a_cpu_and_a_torch_without_int8_are_refused(tiny_config, monkeypatch):
     with pytest.raises(ValueError, match="needs a model on a CPU or one CUDA GPU, but it is on meta; call"):
         inference_copy(NeoBERTModel(tiny_config).to("meta"))
+    split = NeoBERTModel(tiny_config)
+    split.layer_norm.to("meta")
+    with pytest.raises(ValueError, match="one CUDA GPU, but it is on cpu, meta; call model.cpu"):
+        inference_copy(split)
     with pytest.raises(ValueError, match="Linear contains no NeoBERT; give a NeoBERT"):
         inference_copy(nn.Linear(3, 3))
     monkeypatch.setattr("neobert_hf.model.inference_neobert.TORCH.onednn_int8_linear", None)

@@ -34,6 +34,27 @@ def graphs(monkeypatch):
     return graphs
 
 
+REFUSALS = {
+    "int8 on a GPU": (dict(int8=True), HOPPER, "has no int8 products for cuda:0 on this machine; omit int8=True"),
+    "bfloat16 on a T4": (
+        {},
+        (7, 5),
+        "cuda:0 has no instructions for bfloat16; load the model with dtype=torch.float16",
+    ),
+    # fake weights are another class than parameters, as those of a quantized model are
+    "quantized weights": ({}, HOPPER, "can be compiled, because all have hooks, adapters or quantized weights; merge"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_a_gpu_cannot_run_fast_is_refused_with_the_way_out(graphs, monkeypatch, name):
+    options, capability, message = REFUSALS[name]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    model = neobert_hf.NeoBERTModel._from_config(neobert_hf.NeoBERTConfig(**SHAPE), dtype=torch.bfloat16).eval()
+    with FakeDevice("cuda:0"), pytest.raises(ValueError, match=message):
+        neobert_hf.inference_copy(move(model, "cuda:0"), **options)
+
+
 def on_both(lengths, seed):
     """Padded ids and mask on the CPU, of rows of these lengths."""
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()

@@ -262,22 +262,20 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         if self.graphs is not None and not returns_weights and runs_compiled(weight, self):
             plan = plan._replace(kernels="compiled")
         layout, states, attentions, tokens_S = plan.layout, (), (), None
-        is_captured = plan.kernels == "compiled" and returned is None
-        x_TD = self.graphs.encode(self, tokens, plan) if is_captured else None
+        may_replay = plan.kernels == "compiled" and returned is None
+        x_TD = self.graphs.encode(self, tokens, plan) if may_replay else None
         if x_TD is None:
             x_TD = self._embed(tokens, layout)
             # float64 embeddings may feed a float32 model, whose products need a float32 table
             rotary = Rotary(rotary_table(config, layout, weight.dtype))
             for index, block in enumerate(self.transformer_encoder):
-                if returned is not None:  # states are kept only if requested, because they need much memory
+                if returned is not None:
+                    # kept only if requested, because they need much memory; the gradient must pass through them
                     states += (layout.unflatten(x_TD) if index in returned else None,)
-                    x_TD = (
-                        x_TD if states[-1] is None else layout.flatten(states[-1])
-                    )  # the gradient must pass through it
+                    x_TD = x_TD if states[-1] is None else layout.flatten(states[-1])
                 elif select_tokens is not None and self._is_read_by_head_only(block):
-                    tokens_S = select_tokens(
-                        layout
-                    )  # it may wait for the device, so the other blocks are queued before
+                    # it may wait for the device, so the other blocks are queued before
+                    tokens_S = select_tokens(layout)
                 output = block(x_TD, rotary, plan, tokens_S)
                 x_TD, *weights = output if isinstance(output, tuple) else (output,)
                 attentions += tuple(weights) if returns_weights else ()
