@@ -122,7 +122,7 @@ def test_what_is_no_neobert_on_a_cpu_and_a_torch_without_int8_are_refused(tiny_c
         inference_copy(NeoBERTModel(tiny_config).to("meta"))
     split = NeoBERTModel(tiny_config)
     split.layer_norm.to("meta")
-    with pytest.raises(ValueError, match="one CUDA GPU, but it is on cpu, meta; call model.cpu"):
+    with pytest.raises(ValueError, match=r"one CUDA GPU, but it is on cpu, meta; call model\.cpu\(\)"):
         inference_copy(split)
     with pytest.raises(ValueError, match="Linear contains no NeoBERT; give a NeoBERT"):
         inference_copy(nn.Linear(3, 3))
