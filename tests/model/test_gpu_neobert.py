@@ -135,6 +135,16 @@ def test_a_change_of_the_weights_in_place_reaches_the_graphs(graphs, tiny_config
     assert [graph.num_replays for graph in graphs] == [2]
 
 
+def test_a_change_of_the_rotary_positions_is_captured_anew(graphs, model):
+    copied, batch = gpu_copy(model), ragged(0, 2, 9)
+    with torch.no_grad():
+        copied(**batch)
+        for each in (model, copied):
+            each.config.rope_parameters = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+        torch.testing.assert_close(copied(**batch).logits, model(**batch).logits, **FLOAT32)
+    assert [graph.num_replays for graph in graphs] == [1, 1]
+
+
 def test_results_keep_their_values_when_the_graph_runs_again(graphs, model):
     copied, batch = gpu_copy(model).model, ragged(0, 1, 30)
     with torch.inference_mode():

@@ -109,10 +109,10 @@ class GraphCache:
             stream = torch.cuda.current_stream()
             if self.done is not None:
                 stream.wait_event(self.done)  # a graph may still run on the stream of another thread
-            size = sum(lengths), len(lengths), longest
-            if size not in self.graphs and not self._capture(encoder, boundaries, size):
+            key = sum(lengths), len(lengths), longest, plan.backend, str(encoder.config.rope_parameters)
+            if key not in self.graphs and not self._capture(encoder, boundaries, key):
                 return None
-            graph, inputs, states_TD = self.graphs[size]
+            graph, inputs, states_TD = self.graphs[key]
             for target, values in zip(inputs, (layout.flatten(tokens), layout.position_ids, boundaries)):
                 target.view(-1)[: len(values)].copy_(values)
             graph.replay()
@@ -122,11 +122,12 @@ class GraphCache:
 
     @torch.inference_mode(False)  # a tensor that is made in inference mode cannot be changed outside of it
     @torch.no_grad()
-    def _capture(self, encoder, boundaries, size):
-        """Whether a graph of this size could be made."""
+    def _capture(self, encoder, boundaries, key):
+        """Whether a graph could be made, which `key` describes: tokens, documents, longest, and what the config says."""
+        num_tokens, _, longest, *_ = key
         boundaries = boundaries.clone()
-        ids, positions = torch.zeros(2, 1, size[0], dtype=torch.long, device=boundaries.device)
-        arguments = dict(input_ids=ids, position_ids=positions, cu_seq_lens_q=boundaries, max_length_q=size[2])
+        ids, positions = torch.zeros(2, 1, num_tokens, dtype=torch.long, device=boundaries.device)
+        arguments = dict(input_ids=ids, position_ids=positions, cu_seq_lens_q=boundaries, max_length_q=longest)
         arguments |= dict(trust_boundaries=True, return_packed=True, return_dict=True)
         graph, self.pool = torch.cuda.CUDAGraph(), self.pool or torch.cuda.graph_pool_handle()
         try:
@@ -137,9 +138,9 @@ class GraphCache:
         except RuntimeError as error:
             self.is_on = False
             logger.warning_once(
-                f"No CUDA graph of {size[0]} tokens: {error}. This inference copy goes on without graphs, so short inputs take "
+                f"No CUDA graph of {num_tokens} tokens: {error}. This inference copy goes on without graphs, so short inputs take "
                 "longer; free memory of the GPU and make a new copy"
             )
             return False
-        self.graphs[size] = graph, (ids, positions, boundaries), states_TD
+        self.graphs[key] = graph, (ids, positions, boundaries), states_TD
         return True
