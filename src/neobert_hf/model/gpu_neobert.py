@@ -138,8 +138,8 @@ class GraphCache:
         except RuntimeError as error:
             self.is_on = False
             logger.warning_once(
-                f"No CUDA graph of {num_tokens} tokens: {error}. This inference copy goes on without graphs, so short inputs take "
-                "longer; free memory of the GPU and make a new copy"
+                f"No CUDA graph of {num_tokens} tokens: {error}. This inference copy goes on without graphs, so short inputs "
+                "take longer; free memory of the GPU and make a new copy"
             )
             return False
         self.graphs[key] = graph, (ids, positions, boundaries), states_TD
