@@ -10,7 +10,7 @@ import torch
 
 import neobert_hf
 from neobert_hf.model import machine_neobert
-from neobert_hf.model.machine_neobert import has_bf16_instructions, onednn_is_best, sdpa_is_best
+from neobert_hf.model.machine_neobert import has_amx, has_bf16_instructions, onednn_is_best
 
 
 @pytest.mark.parametrize(("answer", "dtype"), [("0", torch.float32), ("1", torch.bfloat16)])
@@ -47,7 +47,7 @@ def test_bf16_instructions_depend_on_the_processor(monkeypatch, capability, answ
 
 
 @pytest.mark.parametrize(
-    ("capability", "has_amx", "expected"),
+    ("capability", "answer", "expected"),
     [
         ("AVX512", lambda: True, True),
         ("AVX512", lambda: False, False),
@@ -55,10 +55,11 @@ def test_bf16_instructions_depend_on_the_processor(monkeypatch, capability, answ
         ("AVX512", None, False),  # a torch that cannot tell
     ],
 )
-def test_attention_in_bf16_is_sdpa_on_amx_only(monkeypatch, capability, has_amx, expected):
+def test_amx_depends_on_what_torch_may_use(monkeypatch, capability, answer, expected):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(machine_neobert.TORCH, "has_amx", has_amx)
-    assert sdpa_is_best() is expected
+    monkeypatch.setattr(machine_neobert.TORCH, "has_amx", answer)
+    assert has_amx() is expected
+    assert neobert_hf.runs.environment()["instructions"].endswith(" and AMX") is expected
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,8 @@ def onednn_is_best(dtype: torch.dtype, num_rows: int = AVX2_ONEDNN_ROWS) -> bool
     return dtype == torch.float32 and (capability == "AVX512" or (capability == "AVX2" and num_rows < AVX2_ONEDNN_ROWS))
 
 
-def sdpa_is_best() -> bool:
-    """Whether SDPA is fastest in bf16 on this CPU: with AMX, from 64 tokens on, 1.0 to 1.6 times as fast as tiles."""
+def has_amx() -> bool:
+    """Whether torch uses the tile registers of AMX on this CPU."""
     is_hidden = torch.backends.cpu.get_cpu_capability() != "AVX512"
     return not is_hidden and TORCH.has_amx is not None and TORCH.has_amx()
 

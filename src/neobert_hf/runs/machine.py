@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..model.machine_neobert import has_bf16_instructions
+from ..model.machine_neobert import has_amx, has_bf16_instructions
 
 # Cloud machines report "AMD EPYC" only; family and model identify the generation.
 EPYC_GENERATIONS = {("23", "49"): "second", ("25", "1"): "third", ("25", "17"): "fourth", ("26", "2"): "fifth"}
@@ -25,6 +25,7 @@ def environment() -> dict:
         processor += f", {generation} generation" if processor == "AMD EPYC" else ""
     instructions = torch.backends.cpu.get_cpu_capability().replace("AVX512", "AVX-512")
     instructions += " with bf16" if has_bf16_instructions() else " only"
+    instructions += " and AMX" if has_amx() else ""
     if instructions == "AVX2 only" and "avx512f" in facts.get("flags", "").split():
         instructions += " (its AVX-512 hidden)"  # by ATEN_CPU_CAPABILITY
     return {
