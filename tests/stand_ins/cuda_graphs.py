@@ -35,7 +35,7 @@ class CUDAGraph:
     def replay(self):
         """Run all operations again."""
         self.num_replays += 1
-        with torch.no_grad():
+        with torch.inference_mode():  # which may write the tensors of a capture in inference mode too
             for operator, args, kwargs, results in self.operations:
                 new = [leaf for leaf in tree_leaves(operator(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
                 for target, value in zip(results, new):
@@ -68,6 +68,9 @@ def _memory(leaf):
 class Stream:
     """In place of a stream, on which operations of one thread run in order."""
 
+    def __init__(self, device=None):
+        self.device = device
+
     def wait_event(self, event):
         """Nothing to wait for."""
 
@@ -85,9 +88,9 @@ def is_recording():
 
 
 @contextlib.contextmanager
-def capture(graph, pool, capture_error_mode):
+def capture(graph, pool, stream, capture_error_mode):
     """In place of torch.cuda.graph."""
-    assert pool and capture_error_mode == "thread_local"
+    assert pool and stream and capture_error_mode == "thread_local" and not _recorders
     with _Recorder(graph) as recorder:
         _recorders.append(recorder)
         try:
@@ -102,6 +105,8 @@ def install(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graphs.append(CUDAGraph()) or graphs[-1])
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     return graphs

@@ -22,10 +22,9 @@ from .rotary_neobert import split_and_rotate
 
 logger = logging.get_logger(__name__)
 
-SHORTEST_CAPTURED, LONGEST_CAPTURED = (
-    64,
-    4160,
-)  # tokens; the arithmetic of more takes longer than the launches of its kernels
+SHORTEST_CAPTURED = 64  # tokens
+LONGEST_CAPTURED = 4160  # the arithmetic of more tokens takes longer than the launches of its kernels
+MOST_GRAPHS = 128  # further sizes run without a graph
 
 
 def runs_compiled(weight: torch.Tensor, encoder: nn.Module) -> bool:
@@ -42,9 +41,9 @@ def runs_in_regions(block: nn.Module) -> bool:
 
 def _normalize(x_TD, norm):
     # a float in arithmetic becomes an input of the graph; as an argument of F.rms_norm, everything would be compiled twice
-    wide_TD = x_TD.float()
+    wide_TD = x_TD.to(torch.promote_types(x_TD.dtype, torch.float32))
     scale = (wide_TD.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
-    return (wide_TD * scale * norm.weight.float()).to(norm.weight.dtype)
+    return (wide_TD * scale * norm.weight.to(wide_TD.dtype)).to(norm.weight.dtype)
 
 
 def project(block: nn.Module, x_TD: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -70,8 +69,8 @@ def fill(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """Add documents of padding to documents of these lengths, so that there are few sizes of graphs.
 
     Returns:
-        The lengths of all documents, a power of two of them and at most a quarter more tokens; and an upper bound of the lengths,
-        64 times a power of four.
+        The lengths of all documents, a power of two of them, with a token or more each; and an upper bound of the lengths, 64
+        times a power of four.
     """
     num_documents = 1 << len(lengths).bit_length()
     needed = sum(lengths) + num_documents - len(lengths)  # every document has a token
@@ -87,9 +86,19 @@ def fill(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
 class GraphCache:
     """The CUDA graphs of an encoder. They read its weights where they are, so a change in place has its effect."""
 
+    lock = threading.Lock()  # of all copies: a process captures one graph at a time
+
     def __init__(self, encoder: nn.Module):
-        self.modules, self.graphs, self.is_on = tuple(encoder.modules()), {}, True
-        self.lock, self.pool, self.done = threading.Lock(), None, None
+        self.modules = tuple(encoder.modules())[1:]  # without the encoder, which would keep itself alive
+        self.children, self.addresses = self._find_children(encoder), None
+        self.graphs, self.is_on, self.stream, self.pool, self.done = {}, True, None, None, None
+
+    def _find_children(self, encoder):
+        return [child for module in (encoder, *self.modules) for child in module._modules.values()]
+
+    def _find_addresses(self):
+        tensors = (x for module in self.modules for x in (*module._parameters.values(), *module._buffers.values()))
+        return [x.data_ptr() for x in tensors if x is not None]
 
     def encode(self, encoder: nn.Module, tokens: torch.Tensor, plan: ForwardPlan) -> torch.Tensor | None:
         """The states (T, D) after the last norm, a copy of what the graph writes; None if no graph can compute them.
@@ -98,48 +107,67 @@ class GraphCache:
             tokens: (B, L) ids, whose values were checked.
             plan: Plan of the forward; the lengths of its documents are on the host.
         """
-        layout, modules = plan.layout, tuple(encoder.modules())
+        layout, config = plan.layout, encoder.config
         if not (self.is_on and layout.lengths and find_backend(plan.backend).reads_boundaries and tokens.ndim == 2):
             return None
-        lengths, longest = fill(layout.lengths)
-        if sum(lengths) > LONGEST_CAPTURED or modules != self.modules or is_hooked(*modules):
+        (lengths, longest), num_tokens = fill(layout.lengths), sum(layout.lengths)
+        is_small = sum(lengths) <= min(LONGEST_CAPTURED, max(1.25 * num_tokens, num_tokens + SHORTEST_CAPTURED))
+        if not is_small or self._find_children(encoder) != self.children or is_hooked(*self.modules):
             return None
+        key = (
+            sum(lengths),
+            len(lengths),
+            longest,
+            plan.backend,
+            str(config.rope_parameters),
+            config.max_position_embeddings,
+        )
         boundaries = to_device(torch.tensor([0, *lengths], device="cpu").cumsum(0).int(), tokens.device)
         with self.lock, torch.cuda.device(tokens.device):
             stream = torch.cuda.current_stream()
             if self.done is not None:
                 stream.wait_event(self.done)  # a graph may still run on the stream of another thread
-            key = sum(lengths), len(lengths), longest, plan.backend, str(encoder.config.rope_parameters)
-            if key not in self.graphs and not self._capture(encoder, boundaries, key):
+            if (addresses := self._find_addresses()) != self.addresses:
+                self.addresses = addresses
+                self.graphs.clear()  # they would read weights that were replaced
+            if key not in self.graphs and not self._capture(encoder, boundaries, key, stream):
                 return None
             graph, inputs, states_TD = self.graphs[key]
             for target, values in zip(inputs, (layout.flatten(tokens), layout.position_ids, boundaries)):
                 target.view(-1)[: len(values)].copy_(values)
             graph.replay()
-            states_TD = states_TD[: sum(layout.lengths)].clone()
+            states_TD = states_TD[:num_tokens].clone()
             self.done = stream.record_event()
         return states_TD
 
-    @torch.inference_mode(False)  # a tensor that is made in inference mode cannot be changed outside of it
-    @torch.no_grad()
-    def _capture(self, encoder, boundaries, key):
+    def _capture(self, encoder, boundaries, key, stream):
         """Whether a graph could be made, which `key` describes: tokens, documents, longest, and what the config says."""
+        if len(self.graphs) == MOST_GRAPHS:
+            return False
         num_tokens, _, longest, *_ = key
-        boundaries = boundaries.clone()
-        ids, positions = torch.zeros(2, 1, num_tokens, dtype=torch.long, device=boundaries.device)
+        with torch.inference_mode(False):  # a tensor that is made in inference mode cannot be changed outside of it
+            ids, positions = torch.zeros(2, 1, num_tokens, dtype=torch.long, device=boundaries.device)
+            boundaries = boundaries.clone()
         arguments = dict(input_ids=ids, position_ids=positions, cu_seq_lens_q=boundaries, max_length_q=longest)
         arguments |= dict(trust_boundaries=True, return_packed=True, return_dict=True)
+        encoder(**arguments)  # compiles, and chooses the configurations of the kernels
         graph, self.pool = torch.cuda.CUDAGraph(), self.pool or torch.cuda.graph_pool_handle()
+        self.stream = self.stream or torch.cuda.Stream(
+            boundaries.device
+        )  # torch's own is on the GPU of its first capture
+        options = dict(
+            pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+        )  # others may allocate memory
         try:
-            encoder(**arguments)  # compiles, and chooses the configurations of the kernels
-            # other threads may allocate memory meanwhile
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, **options):
                 states_TD = encoder(**arguments).last_hidden_state
         except RuntimeError as error:
+            torch.cuda.set_stream(stream)  # a capture that cannot end leaves its own
             self.is_on = False
+            self.graphs.clear()
             logger.warning_once(
                 f"No CUDA graph of {num_tokens} tokens: {error}. This inference copy goes on without graphs, so short inputs "
-                "take longer; free memory of the GPU and make a new copy"
+                "take longer; a new copy tries again"
             )
             return False
         self.graphs[key] = graph, (ids, positions, boundaries), states_TD

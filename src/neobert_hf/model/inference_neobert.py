@@ -84,6 +84,6 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
     for module in copied.modules():
         if hasattr(module, "is_inference_copy"):
             module.is_inference_copy = True
-        if is_on_gpu and hasattr(module, "graphs"):
-            module.graphs = GraphCache(module)
+            if is_on_gpu and hasattr(module, "graphs"):
+                module.graphs = GraphCache(module)
     return copied.eval()
