@@ -40,16 +40,15 @@ fast_path() { # STEP LIMIT
     stage "$1" "$2" benchmarks/gpu_fast_path.py --device cuda --dtype "$dtype" --max_tokens "$max_tokens" --num_rounds 3 \
         --steps "$1" --json "$RESULTS/fast_path_$1_$dtype.json"
 }
-stage tests 150 -m pytest -q -m gpu tests/test_gpu.py
+stage tests 120 -m pytest -q -m gpu tests/test_gpu.py
 fast_path replays 60
-fast_path profile 45
-stage throughput 150 "${speed[@]}" --models ours ours-prepacked published bert-base modernbert-base \
+fast_path profile 30
+stage throughput 130 "${speed[@]}" --models ours ours-prepacked published bert-base modernbert-base \
     --lengths 16 512 1024 2048 4096 8192 --json "$RESULTS/throughput_$dtype.json"
+fast_path speed 100
 stage ragged 60 benchmarks/ragged.py --device cuda --dtype "$dtype" --batch "$batch" --train_batch "$train_batch" \
     --models ours ours-prepacked published modernbert-base --num_rounds 3 --json "$RESULTS/ragged_$dtype.json"
-fast_path speed 120
-fast_path autotuned 90
-fast_path bandwidth 60
+fast_path autotuned 60
 stage memory 60 benchmarks/memory.py --device cuda --dtype "$dtype" --models ours ours-prepacked published --lengths 512 4096 \
     --batches 16 --max_tokens "$max_tokens" --train_batch "$train_batch" --json "$RESULTS/memory_$dtype.json"
 "$PYTHON" benchmarks/roofline.py --measured "$RESULTS" || failed=1

@@ -6,9 +6,10 @@
 Steps:
 - `replays`: 100 texts of 128 tokens, and 100 batches of 4 x 128, of other tokens and lengths each time: the largest difference
   between the copy and the model as loaded, over the largest value; ms of both; the number of CUDA graphs.
-- `profile`: time of each kernel in one forward of `--max_tokens` tokens in rows of 512.
-- `bandwidth`: GB/s of each generated kernel, by the profiler of inductor.
-- `speed`: full rows of 16, 512 and 4,096 tokens, and a ragged batch, as loaded, copied and compiled as a whole, A B A B.
+- `profile`: time of each kernel in one forward of `--max_tokens` tokens in rows of 512; GB/s of the generated kernels together,
+  with the bytes of roofline.py.
+- `speed`: rows of 512 and 4,096 tokens, a text of 16 and a ragged batch, as loaded and copied, A B A B; at 512 also compiled as a
+  whole.
 - `autotuned`: the copy at 512 tokens with regions that are compiled with "max-autotune-no-cudagraphs", A B A B.
 """
 
@@ -28,11 +29,11 @@ from harness import (
     take_turns,
 )
 from ragged import log_normal_lengths
+from roofline import bytes_per_token
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from neobert_hf.model import blocks_neobert, gpu_neobert
-
-LENGTHS = (16, 512, 4096)
 
 
 def make_batch(lengths: list[int], device: str, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -44,7 +45,7 @@ def make_batch(lengths: list[int], device: str, seed: int = 0) -> dict[str, torc
 
 
 def full_batch(length: int, arguments) -> dict[str, torch.Tensor]:
-    """Rows of one length, together at most `--max_tokens`; 16 tokens are one row."""
+    """Rows of one length, together at most `--max_tokens`; 16 tokens are one text."""
     length = min(length, arguments.max_tokens)
     rows = 1 if length == 16 else arguments.max_tokens // length
     return make_batch([length] * rows, arguments.device)
@@ -77,12 +78,15 @@ def replays(models, arguments) -> list[dict]:
 
 def speed(models, arguments) -> list[dict]:
     """Models in turns, on full rows and on a ragged batch."""
-    models = models | {"ours-compiled": torch.compile(models["ours"], dynamic=True)}
     rows = min(256, max(arguments.max_tokens // 128, 1))
     lengths = log_normal_lengths(rows, min(512, arguments.max_tokens), torch.Generator().manual_seed(0))
-    batches = {f"rows of {length}": full_batch(length, arguments) for length in LENGTHS}
-    batches[f"{rows} ragged rows"] = make_batch(lengths, arguments.device)
-    return [row for name, batch in batches.items() for row in compare("speed", models, name, batch, arguments)]
+    batches = {f"rows of {length}": full_batch(length, arguments) for length in (512, 4096)}
+    batches |= {"a text of 16": full_batch(16, arguments), f"{rows} ragged rows": make_batch(lengths, arguments.device)}
+    found, whole = [], {"ours-compiled": torch.compile(models["ours"], dynamic=True)}
+    for name, batch in batches.items():
+        contenders = models | (whole if name == "rows of 512" else {})
+        found += compare("speed", contenders, name, batch, arguments)
+    return found
 
 
 def autotuned(models, arguments) -> list[dict]:
@@ -120,40 +124,38 @@ def compare(step: str, models: dict, name: str, batch: dict[str, torch.Tensor], 
 def profiled(models, arguments) -> list[dict]:
     """Time of each kernel in one forward of the copy."""
     batch, is_gpu = full_batch(512, arguments), arguments.device == "cuda"
+    copied, num_tokens = models["ours-prepacked"], batch["input_ids"].numel()
     for _ in range(3):
-        models["ours-prepacked"](**batch)
+        copied(**batch)
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]) as profiler:
-        models["ours-prepacked"](**batch)
+        copied(**batch)
         synchronize(arguments.device)
-    key = "self_device_time_total" if is_gpu else "self_cpu_time_total"
-    events = sorted(profiler.key_averages(), key=lambda event: getattr(event, key), reverse=True)
-    total = sum(getattr(event, key) for event in events)
-    return [
-        {"step": "profile", "kernel": event.key[:80], "calls": event.count}
-        | {"ms": getattr(event, key) / 1000, "share": getattr(event, key) / total}
-        for event in events[:20]
-        if getattr(event, key)
+    key, device = ("self_device_time_total", DeviceType.CUDA) if is_gpu else ("self_cpu_time_total", DeviceType.CPU)
+    events = [
+        event for event in profiler.key_averages() if event.device_type == device and not event.is_user_annotation
     ]
+    times = {event.key: (getattr(event, key) / 1000, event.count) for event in events}
+    total = sum(ms for ms, _ in times.values())
+    rows = [
+        {"step": "profile", "kernel": name[:80], "calls": calls, "ms": ms, "share": ms / total}
+        for name, (ms, calls) in sorted(times.items(), key=lambda item: -item[1][0])[:20]
+    ]
+    generated = sum(ms for name, (ms, _) in times.items() if name.startswith("triton_"))
+    if generated:
+        moved = num_tokens * bytes_per_token("ours-prepacked", arguments.dtype, 512, copied.config)
+        row = {"step": "profile", "kernel": "all generated", "ms": generated, "share": generated / total}
+        rows.append(row | {"GB/s": moved / generated / 1e6})
+    return rows
 
 
-def bandwidth(models, arguments) -> list[dict]:
-    """The profiler of inductor prints time, bytes and GB/s of each generated kernel; it must be on when they are compiled."""
-    torch.compiler.reset()
-    with torch._inductor.config.patch(profile_bandwidth=True, fx_graph_cache=False):
-        models["ours-prepacked"](**full_batch(512, arguments))
-        synchronize(arguments.device)
-    torch.compiler.reset()
-    return []
-
-
-STEPS = {each.__name__: each for each in (replays, speed, autotuned, bandwidth)} | {"profile": profiled}
+STEPS = {each.__name__: each for each in (replays, speed, autotuned)} | {"profile": profiled}
 
 
 def main():
     """Measure, print the table, and end with one line of JSON."""
     arguments = read_arguments(
         __doc__,
-        steps=["replays", "profile", "bandwidth", "speed", "autotuned"],
+        steps=["replays", "profile", "speed", "autotuned"],
         device="cuda",
         dtype="bfloat16",
         num_layers=0,

@@ -9,8 +9,9 @@ made from it, which takes minutes; a second run finds them there. All runtimes g
 docstrings, use `--num_threads` threads, and return the states of all tokens. Batches: one sentence of 16 and of 128 tokens,
 8 x 64 tokens, and 8 docstrings of different lengths up to 128 tokens. PyTorch without compiling and llama.cpp compute no
 padding, the others do. Each runtime has a process of its own, and the processes take turns, A B A B: a process loads the model,
-runs each batch once, and returns the median time of the next runs; the table has the median over the turns. What has a spread
-above 10 % is measured again, and left out if it has one again. Errors are those of the states of real tokens over all batches,
+runs each batch once, and returns the median time of the next runs; the table has the median over the turns. A path
+with a spread above 10 % is measured again, in turns with the others of its kind; the smaller spread counts, and what is still
+above is left out. Errors are those of the states of real tokens over all batches,
 against our reference in float64: the largest difference over the largest value, and the smallest cosine. `--paths` chooses
 runtimes by name.
 No defaults are `compiled`, because torch.compile takes minutes for each new shape of 28 layers, and `node` and `node-int8`, which

@@ -36,7 +36,7 @@ OPTIONS = {
     "finetuning": "--tasks cola --seeds 0 --ways tf-idf",
     "adapting": "--package tqdm --vocab_size 300 --num_held_out 4 --num_steps 1 --eval_steps 1 --tokens_per_step 256",
     "few_examples": "--models mini --sizes 4 --seeds 0 --num_test 4",
-    "gpu_fast_path": "--device cpu --num_layers 1 --max_tokens 32 --num_rounds 1 --steps replays profile autotuned",
+    "gpu_fast_path": "--device cpu --num_layers 1 --max_tokens 32 --num_rounds 1",
     "drop_in": f"--versions {transformers.__version__}",
     "roofline": "",
     "runtimes": f"--folder files --model {MINI_MODEL_PATH} --num_rounds 1 "
