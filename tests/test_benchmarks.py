@@ -8,6 +8,7 @@ from pathlib import Path
 import pretraining
 import pytest
 import ragged
+import result_tables
 import runtimes
 import serving
 import throughput
@@ -117,6 +118,8 @@ def test_what_is_not_stable_when_it_is_measured_again_is_left_out_and_named(tmp_
     found = {row["path"]: row["milliseconds"] for row in result["rows"]}
     assert found == {"PyTorch (SDPA)": 1050, "PyTorch, packed row": 2050}
     assert len(result["unstable"]) == 4 and result["unstable"][0] == "PyTorch, eager attention at 1 x 16"
+    no_figure = result_tables.render(result | {"rows": []})
+    assert "PyTorch, eager attention at 1 x 16; PyTorch, eager attention at 1 x 128" in no_figure
 
 
 @pytest.mark.slow
