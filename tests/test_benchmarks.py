@@ -109,8 +109,11 @@ def test_what_is_not_stable_when_it_is_measured_again_is_left_out_and_named(tmp_
     """The second path is stable the second time, the third is not."""
     times = {"sdpa": [1.0, 1.1], "packed": [1.0, 9.0, 2.0, 2.1], "eager": [1.0, 9.0, 1.0, 5.0]}
 
+    monkeypatch.setattr(runtimes, "docstrings", lambda: docstrings("tqdm"))
+    batches = runtimes.make_batches()
+
     def measure(function, name, folder, num_threads):
-        return {"error": 0.0, "cosine": 1.0}, dict.fromkeys(runtimes.make_batches(), times[name].pop(0))
+        return {"error": 0.0, "cosine": 1.0}, dict.fromkeys(batches, times[name].pop(0))
 
     monkeypatch.setattr(runtimes, "in_new_process", measure)
     options = f"--model {MINI_MODEL_PATH} --num_rounds 2 --paths sdpa packed eager --folder {tmp_path}"
