@@ -106,6 +106,8 @@ def source(result: dict) -> str:
 def spread(result: dict) -> str:
     """The spread of speeds over turns, and the source."""
     spreads = [row["spread"] for row in result["rows"]]
+    if not spreads:  # no figure was stable
+        return f"{source(result)}."
     middle = statistics.median(spreads)
     return f"Spread (half range / median): typically {middle:.1%}, at most {max(spreads):.0%}. {source(result)}."
 
@@ -241,7 +243,7 @@ def runtimes(result: dict) -> str:
     padding = f"; of the padded batch, {ragged['real_share']:.0%} are tokens" if ragged else ""
     note = f"{result['settings']['num_threads']} threads; smallest cosine of a token{padding}"
     versions = "".join(f", {name} {version}" for name, version in result["runtimes"].items())
-    unstable = f" Left out, spread above 10 %: {', '.join(result['unstable'])}." if result.get("unstable") else ""
+    unstable = f" Left out, spread above 10 % twice: {'; '.join(result['unstable'])}." if result.get("unstable") else ""
     return f"{table}\n\n{note}.{unstable} {spread(result)[:-1]}{versions}."
 
 

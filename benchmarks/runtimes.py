@@ -18,7 +18,6 @@ No defaults are `compiled`, because torch.compile takes minutes for each new sha
 need what `make test-runtimes` installs.
 """
 
-import atexit
 import json
 import os
 import statistics
@@ -123,8 +122,6 @@ def in_llama_cpp(file: Path) -> Run:
     pooling = llama_cpp.LLAMA_POOLING_TYPE_NONE
     model = llama_cpp.Llama(str(file), embedding=True, pooling_type=pooling, verbose=False, **threads, **tokens)
 
-    atexit.register(model.close)
-
     def run(batch):
         real = batch["attention_mask"].bool()
         documents = [ids[row].tolist() for ids, row in zip(batch["input_ids"], real)]
@@ -137,10 +134,9 @@ def in_llama_cpp(file: Path) -> Run:
 
 
 def in_node(folder: Path, dtype: str) -> Run:
-    """A graph in transformers.js under Node, a process of its own; ids and states go through pipes."""
+    """A graph in transformers.js under Node, which ends when its input does; ids and states go through pipes."""
     command = ["node", "states.mjs", str(folder.resolve()), dtype, str(torch.get_num_threads())]
     node = subprocess.Popen(command, cwd=NODE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    atexit.register(node.kill)
     width = json.loads((folder / "config.json").read_text("utf-8"))["hidden_size"]
 
     def run(batch):

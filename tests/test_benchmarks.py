@@ -8,6 +8,7 @@ from pathlib import Path
 import pretraining
 import pytest
 import ragged
+import result_tables
 import runtimes
 import serving
 import throughput
@@ -108,8 +109,11 @@ def test_what_is_not_stable_when_it_is_measured_again_is_left_out_and_named(tmp_
     """The second path is stable the second time, the third is not."""
     times = {"sdpa": [1.0, 1.1], "packed": [1.0, 9.0, 2.0, 2.1], "eager": [1.0, 9.0, 1.0, 5.0]}
 
+    monkeypatch.setattr(runtimes, "docstrings", lambda: docstrings("tqdm"))
+    batches = runtimes.make_batches()
+
     def measure(function, name, folder, num_threads):
-        return {"error": 0.0, "cosine": 1.0}, dict.fromkeys(runtimes.make_batches(), times[name].pop(0))
+        return {"error": 0.0, "cosine": 1.0}, dict.fromkeys(batches, times[name].pop(0))
 
     monkeypatch.setattr(runtimes, "in_new_process", measure)
     options = f"--model {MINI_MODEL_PATH} --num_rounds 2 --paths sdpa packed eager --folder {tmp_path}"
@@ -117,6 +121,8 @@ def test_what_is_not_stable_when_it_is_measured_again_is_left_out_and_named(tmp_
     found = {row["path"]: row["milliseconds"] for row in result["rows"]}
     assert found == {"PyTorch (SDPA)": 1050, "PyTorch, packed row": 2050}
     assert len(result["unstable"]) == 4 and result["unstable"][0] == "PyTorch, eager attention at 1 x 16"
+    no_figure = result_tables.render(result | {"rows": []})
+    assert "PyTorch, eager attention at 1 x 16; PyTorch, eager attention at 1 x 128" in no_figure
 
 
 @pytest.mark.slow
