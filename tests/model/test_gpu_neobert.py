@@ -217,15 +217,16 @@ def test_results_keep_their_values_when_the_graph_runs_again(graphs, model):
     assert num_replays(graphs) == 2 and torch.equal(first, kept)
 
 
-def test_threads_share_the_graphs(graphs, model):
-    copied, batches = gpu_copy(model), [ragged(seed, 2, 15 + seed) for seed in range(8)]
+def test_threads_share_the_graphs_of_two_copies_and_capture_one_at_a_time(graphs, model):
+    """The stand-in of a capture refuses a second one."""
+    copies, batches = [gpu_copy(model) for _ in range(2)], [ragged(seed, 2, 15 + seed) for seed in range(8)]
     found = {}
 
     def work(thread):
         with torch.inference_mode():
             for _ in range(5):
                 for number, batch in enumerate(batches):
-                    found[thread, number] = copied(**batch).logits
+                    found[thread, number] = copies[thread % 2](**batch).logits
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:

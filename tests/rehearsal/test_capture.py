@@ -106,7 +106,9 @@ def test_a_forward_in_a_capture_of_the_caller_captures_no_other_graph(graphs, is
         inputs = {name: x.to("cuda:0") if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
         device.waits.clear()
         of_caller = cuda_graphs.CUDAGraph()
-        with cuda_graphs.capture(of_caller, pool=(0, 1), stream=object(), capture_error_mode="thread_local"):
+        with cuda_graphs.capture(
+            of_caller, pool=(0, 1), stream=cuda_graphs.Stream("cuda:0"), capture_error_mode="thread_local"
+        ):
             states = model(**inputs).last_hidden_state
     assert not device.waits and not graphs and of_caller.operations
     assert (states.twin - wanted).abs().max() <= BFLOAT16 * wanted.abs().max()
@@ -119,7 +121,7 @@ def test_a_linear_layer_of_a_copy_runs_in_a_capture(graphs):
         layer.weight, layer.bias = (x.to("cuda:0") for x in (layer.weight.to_dense(), layer.bias))
         x = x.to("cuda:0")
         with cuda_graphs.capture(
-            cuda_graphs.CUDAGraph(), pool=(0, 1), stream=object(), capture_error_mode="thread_local"
+            cuda_graphs.CUDAGraph(), pool=(0, 1), stream=cuda_graphs.Stream("cuda:0"), capture_error_mode="thread_local"
         ):
             found = kernels_neobert.linear(layer, x, "plain")
     torch.testing.assert_close(found.twin, wanted)

@@ -90,7 +90,7 @@ def is_recording():
 @contextlib.contextmanager
 def capture(graph, pool, stream, capture_error_mode):
     """In place of torch.cuda.graph."""
-    assert pool and stream and capture_error_mode == "thread_local" and not _recorders
+    assert pool and stream.device and capture_error_mode == "thread_local" and not _recorders
     with _Recorder(graph) as recorder:
         _recorders.append(recorder)
         try:
