@@ -31,11 +31,12 @@ class CUDAGraph:
 
     def __init__(self):
         self.operations, self.num_replays = [], 0
+        self.is_inference = False  # tensors of a capture in inference mode are written in this mode only
 
     def replay(self):
         """Run all operations again."""
         self.num_replays += 1
-        with torch.inference_mode():  # which may write the tensors of a capture in inference mode too
+        with torch.inference_mode(self.is_inference), torch.no_grad():
             for operator, args, kwargs, results in self.operations:
                 new = [leaf for leaf in tree_leaves(operator(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
                 for target, value in zip(results, new):
@@ -46,6 +47,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, graph):
         super().__init__()
         self.graph = graph
+        graph.is_inference = torch.is_inference_mode_enabled()
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         if operator is torch.ops.aten._local_scalar_dense.default:
