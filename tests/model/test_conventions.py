@@ -188,7 +188,7 @@ def calls_the_interface(module):
 
 
 class Server:
-    """What vLLM's backend for transformers does with an encoder, written after its source and documentation (not run).
+    """What vLLM's backend for transformers does with an encoder, written after its source and documentation.
 
     `takes_argument`: the layers of attention are an argument of the model, as in vLLM until the middle of 2026; else each is
     attached to the module that calls the attention function.
@@ -198,6 +198,7 @@ class Server:
         AttentionInterface.register("vllm", by_argument if takes_argument else by_module)
         config = AutoConfig.from_pretrained(folder)
         config._attn_implementation = "vllm"
+        config.rope_theta = config.rope_parameters["rope_theta"]  # `patch_rope_parameters`
         with init_empty_weights(include_buffers=False):
             self.model = AutoModel.from_config(config, dtype=torch.float32)
         assert type(self.model) is type(self.model.get_decoder()) is NeoBERTModel  # the class that vLLM compiles

@@ -201,8 +201,12 @@ class NeoBERTConfig(PretrainedConfig):
 
     @property
     def rope_theta(self):
-        """Base of the rotary frequencies."""
+        """Base of the rotary frequencies; vLLM sets it."""
         return self.rope_parameters["rope_theta"]
+
+    @rope_theta.setter
+    def rope_theta(self, value):
+        self.rope_parameters["rope_theta"] = value
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
