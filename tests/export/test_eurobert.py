@@ -114,8 +114,20 @@ def test_an_embedding_model_keeps_its_modules_prompts_and_vectors(tmp_path):
     assert "license: mit" in card and "- neobert" in card and "trust_remote_code" not in card
 
 
+def test_the_card_of_a_model_on_the_hub_names_it_as_the_base(masked_lm, tmp_path):
+    from huggingface_hub import ModelCard
+
+    from neobert_hf.export.eurobert import _write_card  # it imports classes that an older transformers lacks
+
+    export_model(masked_lm, tmp_path / "twin", to="eurobert")
+    _write_card("org/name", masked_lm, tmp_path / "twin")
+    data = ModelCard.load(tmp_path / "twin/README.md").data
+    assert (data.base_model, data.base_model_relation, data.pipeline_tag) == ("org/name", "finetune", "fill-mask")
+    assert data.tags == ["neobert", "eurobert"]
+
+
 def test_an_embedding_model_with_dense_and_normalization_is_exact(tokenizer, tmp_path):
-    """As trained without a network: the export compares the states and the vectors."""
+    """The export compares the states and the vectors."""
     from sentence_transformers.base.modules import Dense, Normalize
 
     write_checkpoint(tmp_path / "network", random_weights())
