@@ -239,6 +239,7 @@ OTHERS = {
         config_with(rope_parameters={"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}),
         "does not accept mscale",
     ),
+    "no width": (config_with(hidden_size="32"), "lacks the sizes of a EuroBERT"),
     "odd width": (config_with(intermediate_size=70), "intermediate_size=70, no multiple of 8"),
     "biases": (tensor_with(GATE_BIAS, lambda bias: bias + 1), f"{GATE_BIAS} other than zeros"),
     "lost keys": (tensor_with(KEYS, lambda _: None), r"lacks 1 tensors .*transformer_encoder\.1\.qkv"),
