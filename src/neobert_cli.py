@@ -226,19 +226,21 @@ def convert(parser: Parser) -> Run:
 
 
 def export(parser: Parser) -> Run:
-    """Write a model for other runtimes: ONNX, OpenVINO, GGUF.
+    """Write a model for other runtimes: ONNX, OpenVINO, GGUF, EuroBERT.
 
     neobert export runs/embeddings exported
     neobert export chandar-lab/NeoBERT exported --task feature-extraction --int8
     neobert export runs/classifier exported --to onnx openvino gguf --dtype q8_0
+    neobert export runs/embeddings exported --to eurobert
 
-    Each ONNX and OpenVINO file is compared with torch. The folder appears only if all files agree.
+    Each ONNX and OpenVINO file and EuroBERT is compared with torch. The folder appears only if all agree.
+    EuroBERT is the same network for transformers 5.3 and later, without code of this library.
     """
     add = parser.add_argument
     add("source", metavar="SRC", help="Model with or without a head, or embedding model: folder or Hub id.")
     add("out", metavar="OUT", help="Folder to write, new or empty.")
     text = "Formats to write."
-    add("--to", nargs="+", choices=("onnx", "openvino", "gguf"), default=["onnx"], help=text)
+    add("--to", nargs="+", choices=("onnx", "openvino", "gguf", "eurobert"), default=["onnx"], help=text)
     add("--int8", action="store_true", help="Also write ONNX and OpenVINO files in int8.")
     add("--fp16", action="store_true", help="Also write an ONNX file in float16.")
     text = "Numbers of the GGUF file."

@@ -11,9 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers.utils import logging
 
 from ..files.writing import saving, write_json, writing
+from ..hub.layouts import WEIGHTS
 from .graphs import EMBEDDING, EmbeddingGraph, Graph, load_graph
 from .onnx import write_int8, write_onnx, write_openvino
 from .onnx_model import FILES, open_graph
@@ -26,6 +28,7 @@ PACKAGES = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("onnx", "onnxscript", "onnxruntime", "openvino", "nncf"),
     "gguf": ("gguf",),
+    "eurobert": (),
 }
 DTYPES = {"f32": "float32", "f16": "float16", "q8_0": "int8"}  # of GGUF files, and how they are compared
 
@@ -39,12 +42,13 @@ def export_model(
     dtype: str = "f32",
     task: str | None = None,
 ) -> dict[str, Any]:
-    """Write a folder that other runtimes read: ONNX, OpenVINO or GGUF files, config and tokenizer.
+    """Write a folder that other runtimes read: ONNX, OpenVINO or GGUF files, or a EuroBERT; config and tokenizer.
 
     Args:
         source: Folder or Hub id of a NeoBERT, with or without a head, or of an embedding model.
         out: Folder to write, new or empty. It appears when it is complete and agrees with torch.
-        to: Formats: "onnx", "openvino", "gguf".
+        to: Formats: "onnx", "openvino", "gguf"; or "eurobert" alone, the same network for transformers without code of this
+            library.
         int8: Also write ONNX and OpenVINO files in int8.
         fp16: Also write an ONNX file in float16.
         dtype: Numbers of the GGUF file: "f32", "f16" or "q8_0".
@@ -71,14 +75,17 @@ def export_model(
     ):
         built = Path(beside, target.name)
         built.mkdir()
-        report = {
-            name: _write_file(reference, built / name, write, kind)
-            for name, write, kind in _planned_files(graph, built, formats, int8, fp16, dtype)
-        }
-        if "onnx" not in formats and "openvino" in formats:  # it was made of the ONNX file
-            shutil.rmtree(built / "onnx")
-            del report[FILES["onnxruntime"]["fp32"]]
-        _write_settings(graph, built)
+        if formats == {"eurobert"}:
+            report = _write_eurobert(reference, built, source)
+        else:
+            report = {
+                name: _write_file(reference, built / name, write, kind)
+                for name, write, kind in _planned_files(graph, built, formats, int8, fp16, dtype)
+            }
+            if "onnx" not in formats and "openvino" in formats:  # it was made of the ONNX file
+                shutil.rmtree(built / "onnx")
+                del report[FILES["onnxruntime"]["fp32"]]
+            _write_settings(graph, built)
         if target == Path.cwd():  # without it, the shell would be in a folder that is gone
             for part in sorted(built.iterdir(), key=lambda part: part.name == "config.json"):
                 shutil.move(part, target)  # config.json last: nothing loads a folder without it
@@ -94,6 +101,8 @@ def _check_formats(to: Iterable[str], int8: bool, fp16: bool, dtype: str) -> set
     formats = {to} if isinstance(to, str) else set(to)
     if not formats or not formats <= PACKAGES.keys():
         raise ValueError(f"to={sorted(formats)} is not one or more of {', '.join(PACKAGES)}")
+    if "eurobert" in formats and len(formats) > 1:
+        raise ValueError("eurobert is a model with its own config.json; export it to a folder of its own")
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
     needs = {"int8": (int8, {"onnx", "openvino"}), "fp16": (fp16, {"onnx"}), "dtype": (dtype != "f32", {"gguf"})}
@@ -105,6 +114,8 @@ def _check_formats(to: Iterable[str], int8: bool, fp16: bool, dtype: str) -> set
     for name in sorted(formats):
         if missing := [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]:
             raise ImportError(f"{' and '.join(missing)} not installed; install: pip install -e '.[{name}]'")
+    if "eurobert" in formats and importlib.util.find_spec("transformers.models.eurobert") is None:
+        raise ImportError(f"transformers {transformers.__version__} has no EuroBERT; install transformers 5.3 or newer")
     return formats
 
 
@@ -134,6 +145,12 @@ def _write_gguf(graph: Graph, dtype: str, file: Path) -> None:
     from .gguf import write_gguf  # the package gguf is optional
 
     write_gguf(graph, file, dtype)
+
+
+def _write_eurobert(reference: Reference, folder: Path, source: str | Path) -> dict[str, dict]:
+    from .eurobert import write_eurobert  # transformers before 5.3 has no EuroBERT
+
+    return {WEIGHTS: write_eurobert(reference, folder, source)}
 
 
 def _write_file(reference: Reference, file: Path, write: Callable[[Path], None], kind: str) -> dict[str, Any]:

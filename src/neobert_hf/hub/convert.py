@@ -1,4 +1,4 @@
-"""Convert checkpoints between the layouts of NeoBERT: published, split gate and up, tied decoder, pickles.
+"""Convert checkpoints between the layouts of NeoBERT: published, split gate and up, tied decoder, EuroBERT, pickles.
 
 The layouts hold the same numbers in another order: a conversion joins, splits and copies tensors, and changes no bit of them.
 """
@@ -22,6 +22,7 @@ from ..model.checkpoint_neobert import set_auto_map
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTModel, NeoBERTPreTrainedModel
 from ..model.weight_files_neobert import canonical_name, check_names
+from .eurobert import MODEL_TYPE, from_eurobert
 from .layouts import FLOATS, WEIGHTS, Checkpoint, class_of, read_checkpoint, read_config, stored_sizes
 
 LAYOUTS = ("published", "w1w2")
@@ -70,7 +71,10 @@ def convert(
     checkpoint, tokenizer_folder = read_checkpoint(folder), find_tokenizer(folder, base)
     if base is not None and not checkpoint.config:
         checkpoint = checkpoint._replace(config={**read_config(base), "architectures": None})
-    tensors = as_published(read_weights(checkpoint))
+    weights = read_weights(checkpoint)
+    if is_eurobert := checkpoint.config.get("model_type") == MODEL_TYPE:
+        checkpoint, weights = from_eurobert(checkpoint, weights)
+    tensors = as_published(weights)
     model, added = describe_model(checkpoint, tensors)
     tokenizer = load_tokenizer(str(tokenizer_folder), model.config.vocab_size, model.config)
 
@@ -83,7 +87,7 @@ def convert(
         built.mkdir()
         save_file(as_w1w2(tensors) if to == "w1w2" else tensors, built / WEIGHTS, metadata={"format": "pt"})
         tokenizer.save_pretrained(built)
-        if (folder / "README.md").is_file():
+        if (folder / "README.md").is_file() and not is_eurobert:  # that card describes the other layout
             shutil.copy(folder / "README.md", built)
         save_config(model, built, to)  # last: without it, no tool takes the folder for a model
         if out.exists():

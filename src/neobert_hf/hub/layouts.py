@@ -24,7 +24,7 @@ PICKLE = re.compile(r"(state_dict|.*model.*)\.(bin|pt|pth|ckpt)")
 DEEPSPEED = "*_model_states.pt"
 # The types of trained weights, as safetensors names them.
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-BLOCK = re.compile(r"model\.transformer_encoder\.(\d+)\..+")
+BLOCK = re.compile(r"model\.transformer_encoder\.(\d+)\.(.+)")
 
 
 class StoredTensor(NamedTuple):
