@@ -1,16 +1,11 @@
 """NeoBERT as a model of transformers itself: what a pull request would contain (docs/upstream.md).
 
 Importing this file registers the classes and the conversion of weights. Then the published checkpoint loads without the code in
-its repository, and without the package neobert_hf:
-
-    import modular_neobert
-    from transformers import AutoModelForMaskedLM
-
-    model = AutoModelForMaskedLM.from_pretrained("chandar-lab/NeoBERT")
+its repository, and without the package neobert_hf: `AutoModelForMaskedLM.from_pretrained("chandar-lab/NeoBERT")`.
 
 A NeoBERT block is a EuroBERT block. Three things differ in the weights: the rows of q, k and v are fused and grouped by head, the
 rotation turns consecutive pairs instead of halves, and gate and up are fused. The conversion changes them while it loads, and
-changes them back while it saves. Tested with transformers 5.23; the classes for conversion are not public in transformers 5.
+changes them back while it saves. Tested with transformers 5.23.
 """
 
 import torch
@@ -52,6 +47,8 @@ class NeoBertConfig(EuroBertConfig):
 
 
 class NeoBertMLP(EuroBertMLP):
+    """SwiGLU of two thirds of the nominal width."""
+
     def __init__(self, config):
         super().__init__(config)
         self.gate_proj = nn.Linear(config.hidden_size, config.swiglu_width, bias=False)
@@ -60,12 +57,16 @@ class NeoBertMLP(EuroBertMLP):
 
 
 class NeoBertEncoderLayer(EuroBertDecoderLayer):
+    """A block of EuroBERT with this width."""
+
     def __init__(self, config, layer_idx):
         super().__init__(config, layer_idx)
         self.mlp = NeoBertMLP(config)
 
 
 class NeoBertModel(EuroBertModel):
+    """The encoder."""
+
     config_class = NeoBertConfig
     _no_split_modules = ["NeoBertEncoderLayer"]
 
@@ -76,6 +77,8 @@ class NeoBertModel(EuroBertModel):
 
 
 class NeoBertForMaskedLM(EuroBertForMaskedLM):
+    """The published head: a decoder with a bias, and weights of its own."""
+
     config_class = NeoBertConfig
 
     def __init__(self, config):
@@ -86,6 +89,8 @@ class NeoBertForMaskedLM(EuroBertForMaskedLM):
 
 
 class NeoBertForSequenceClassification(EuroBertForSequenceClassification):
+    """The published head for classes, which reads the first position."""
+
     config_class = NeoBertConfig
 
     def __init__(self, config):
@@ -103,6 +108,7 @@ class GroupByProjection(ConversionOps):
 
     @torch.no_grad
     def convert(self, input_dict, source_patterns, target_patterns, config, **kwargs):
+        """Return the rows in the other order, for the next operation or, on saving, under the published name."""
         [(name, tensor)] = input_dict.items()
         tensor = tensor[0] if isinstance(tensor, list) else tensor
         heads = config.num_attention_heads
@@ -112,6 +118,7 @@ class GroupByProjection(ConversionOps):
 
     @property
     def reverse_op(self):
+        """What saving does."""
         return GroupByProjection(not self.inverse)
 
 

@@ -24,10 +24,10 @@ pytest.importorskip("transformers.models.eurobert", reason="EuroBERT is native s
 
 TEI_MODULES = {f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Dense", "Normalize")}
 # The values of `model_type` that the CUDA and Metal images know; the CPU image reads them after ONNX.
-TEI_MODEL_TYPES = set(
-    "bert deberta-v2 camembert distilbert gemma3_text gte new mpnet mistral modernbert nomic_bert qwen2 qwen3 "
-    "bidirectional_pplx_qwen3 roberta xlm-roberta llama llama_bidirec".split()
-)
+TEI_MODEL_TYPES = {
+    *("bert", "deberta-v2", "camembert", "distilbert", "gemma3_text", "gte", "new", "mpnet", "mistral", "modernbert"),
+    *("nomic_bert", "qwen2", "qwen3", "bidirectional_pplx_qwen3", "roberta", "xlm-roberta", "llama", "llama_bidirec"),
+}
 
 
 @pytest.fixture(scope="module")
