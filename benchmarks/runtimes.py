@@ -53,6 +53,7 @@ EXPORTS = {
     "openvino": {"to": ("openvino",), "int8": True},
     "gguf": {"to": ("gguf",)},
     "gguf_q8_0": {"to": ("gguf",), "dtype": "q8_0"},
+    "eurobert": {"to": ("eurobert",)},
 }
 
 
@@ -244,6 +245,12 @@ PATHS = {
     "node-int8": node_file("transformers.js, Node, int8", "model_quantized.onnx", "q8"),
     "gguf": gguf_file("llama.cpp", "gguf/model-f32.gguf"),
     "gguf-q8_0": gguf_file("llama.cpp, q8_0", "gguf_q8_0/model-q8_0.gguf", " --dtype q8_0"),
+    "eurobert": RuntimePath(
+        "stock transformers",
+        "neobert export MODEL OUT --to eurobert",
+        "eurobert/model.safetensors",
+        lambda folder: in_torch(AutoModel.from_pretrained(folder / "eurobert", dtype=torch.float32)),
+    ),
 }
 
 

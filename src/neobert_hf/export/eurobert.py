@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import yaml
 from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 from transformers import (
@@ -132,9 +133,7 @@ def _write_card(source: str | Path, origin: Path, folder: Path) -> None:
     is_local = Path(source).is_dir()
     try:
         known = ModelCard.load(origin / CARD if is_local else str(source), ignore_metadata_errors=True).data.to_dict()
-    except (
-        Exception
-    ):  # no card, or one of the many faults of its metadata: the new card says that the licence is not known
+    except (OSError, ValueError, TypeError, yaml.YAMLError):  # none, or damaged: the new card says what is not known
         known = {}
     language = known.get("language")
     write_card(

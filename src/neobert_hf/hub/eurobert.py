@@ -106,21 +106,25 @@ def from_eurobert(checkpoint: Checkpoint, tensors: Tensors) -> tuple[Checkpoint,
     given, folder = checkpoint.config, checkpoint.folder
     if not any(name.startswith("model.") for name in tensors):  # of EuroBertModel, which has no head
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
-    heads, width = given.get("num_attention_heads", 12), given.get("intermediate_size", 3072)
+    sizes = [given.get(name) for name in ("num_attention_heads", "hidden_size", "intermediate_size")]
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError(f"config.json of {folder} lacks the sizes of a EuroBERT; download or copy it again")
+    heads, hidden, width = sizes
     config = {ours: given[theirs] for ours, theirs in SETTINGS.items() if theirs in given}
     config |= {name: given[name] for name in FURTHER if name in given}
     architecture = next(iter(given.get("architectures") or ["EuroBertModel"]))
-    rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
+    rope = given.get("rope_parameters") or given.get("rope_scaling")
+    rope = rope if isinstance(rope, dict) else {}  # the config of NeoBERT refuses another type
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    groups, head_dim = given.get("num_key_value_heads"), given.get("head_dim")
     biases = [name for name, tensor in tensors.items() if ".mlp." in name and name.endswith(".bias") and tensor.any()]
     others = {
         f"architectures={architecture!r}": architecture not in ARCHITECTURES,
-        f"num_key_value_heads={given.get('num_key_value_heads')}": given.get("num_key_value_heads")
-        not in (None, heads),
-        f"head_dim={given.get('head_dim')}": given.get("head_dim")
-        not in (None, given.get("hidden_size", 768) // heads),
+        f"num_key_value_heads={groups}": groups not in (None, heads),
+        f"head_dim={head_dim}": head_dim not in (None, hidden // heads),
         f"hidden_act={given.get('hidden_act')!r}": given.get("hidden_act", "silu") != "silu",
         f"intermediate_size={width}, no multiple of 8": width % 8 != 0,
-        f"rope_type={rope.get('rope_type')!r}": rope.get("rope_type", "default") not in ROPE,
+        f"rope_type={kind!r}": kind not in ROPE,
         f"{(biases or [''])[0]} other than zeros": bool(biases),
     }
     if found := [printable(words) for words, is_other in others.items() if is_other]:

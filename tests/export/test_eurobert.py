@@ -1,0 +1,349 @@
+"""The twin of a model in stock classes of transformers: the numbers of the oracle, and the same bits on the way back."""
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import GOLDEN, run_main
+from oracle import CONFIG, Oracle, random_weights, write_checkpoint
+from safetensors.torch import load_file, save_file
+
+import neobert_cli
+import neobert_hf
+from neobert_hf.embeddings.models import open_embedding_model
+from neobert_hf.export import export_model, exporting
+from neobert_hf.hub import convert
+from neobert_hf.hub.convert import as_published, read_weights
+from neobert_hf.hub.eurobert import as_eurobert, from_eurobert
+from neobert_hf.hub.layouts import read_checkpoint
+
+MINI = Path(neobert_hf.MINI_MODEL_PATH)
+FP32 = 1e-5  # largest error over largest value: float32 sums in another order
+HAS_EUROBERT = find_spec("transformers.models.eurobert") is not None
+pytestmark = pytest.mark.skipif(not HAS_EUROBERT, reason="transformers has EuroBERT since 5.3")
+IDS = torch.tensor([[5, 6, 7, 8, 9, 5, 90, 14]])
+
+
+def error(found, wanted):
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    return np.abs(found - wanted).max() / np.abs(wanted).max()
+
+
+def same_tensors(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+@pytest.fixture
+def masked_lm(checkpoint, tokenizer, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+@pytest.fixture
+def tagger(weights, tokenizer, tmp_path):
+    """A tagger of three labels, stored in bfloat16."""
+    folder = write_checkpoint(tmp_path / "saved", weights, "NeoBERTForSequenceClassification")
+    change_config(
+        folder, architectures=["NeoBERTForTokenClassification"], id2label=dict(enumerate("abc")), torch_dtype="bfloat16"
+    )
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor.bfloat16() for name, tensor in tensors.items() if not name.startswith("dense")}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def change_config(folder, **values):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+# ------------------------------------------------------------------------------------------------- there
+
+
+@pytest.mark.compat
+def test_stock_transformers_compute_the_golden_tensors_without_the_package(tmp_path):
+    export_model(GOLDEN / "masked_lm", tmp_path / "twin", to="eurobert")
+    command = [sys.executable, "-I", GOLDEN.parent / "loads_eurobert.py", tmp_path / "twin"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    errors = json.loads(run.stdout.splitlines()[-1])
+    assert errors.keys() == {"padded", "packed"} and max(errors.values()) < FP32
+    assert "token_id" not in run.stderr  # no special token is outside the vocabulary
+
+
+def test_a_tagger_computes_the_logits_of_the_oracle_and_keeps_its_labels_and_dtype(tagger, tmp_path):
+    from transformers import AutoModelForTokenClassification
+
+    run_main(neobert_cli, "export", tagger, tmp_path / "twin", "--to", "eurobert")
+    stored = load_file(tagger / "model.safetensors")
+    assert {tensor.dtype for tensor in load_file(tmp_path / "twin/model.safetensors").values()} == {torch.bfloat16}
+    twin = AutoModelForTokenClassification.from_pretrained(tmp_path / "twin", dtype=torch.float64).eval()
+    assert type(twin).__module__ == "transformers.models.eurobert.modeling_eurobert"
+    assert twin.config.id2label == dict(enumerate("abc"))
+    oracle = Oracle({name: tensor.float().numpy() for name, tensor in stored.items()})
+    wanted = oracle.linear(oracle.encode(IDS[0].numpy())[2], "classifier") + oracle.weights["classifier.bias"]
+    with torch.no_grad():
+        assert error(twin(IDS).logits[0], wanted) < 1e-6  # EuroBERT's angles are float32
+
+    convert(tmp_path / "twin", tmp_path / "back")
+    same_tensors(load_file(tmp_path / "back/model.safetensors"), stored)
+
+
+def test_an_embedding_model_keeps_its_modules_prompts_and_vectors(tmp_path):
+    """Dense and weights of words before the pooling, as the mini model has them."""
+    from sentence_transformers import SentenceTransformer
+
+    texts, twin = ["Open a file and read its lines.", "sleep"], tmp_path / "twin"
+    export_model(MINI, twin, to="eurobert")
+    theirs, ours = SentenceTransformer(str(twin), device="cpu"), open_embedding_model(str(MINI), device="cpu")
+    assert type(theirs[0].model).__module__ == "transformers.models.eurobert.modeling_eurobert"
+    assert error(theirs.encode(texts), ours.encode(texts)) < FP32
+    for name in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"):
+        assert json.loads((twin / name).read_text()) == json.loads((MINI / name).read_text())
+    card = (twin / "README.md").read_text()
+    assert "license: mit" in card and "- neobert" in card and "trust_remote_code" not in card
+
+
+def test_the_card_of_a_model_on_the_hub_names_it_as_the_base(masked_lm, tmp_path):
+    from huggingface_hub import ModelCard
+
+    from neobert_hf.export.eurobert import _write_card  # it imports classes that an older transformers lacks
+
+    export_model(masked_lm, tmp_path / "twin", to="eurobert")
+    _write_card("org/name", masked_lm, tmp_path / "twin")
+    data = ModelCard.load(tmp_path / "twin/README.md").data
+    assert (data.base_model, data.base_model_relation, data.pipeline_tag) == ("org/name", "finetune", "fill-mask")
+    assert data.tags == ["neobert", "eurobert"]
+
+
+def test_an_embedding_model_with_dense_and_normalization_is_exact(tokenizer, tmp_path):
+    """The export compares the states and the vectors."""
+    from sentence_transformers.base.modules import Dense, Normalize
+
+    write_checkpoint(tmp_path / "network", random_weights())
+    tokenizer.save_pretrained(tmp_path / "network")
+    model = neobert_hf.sentence_transformer(str(tmp_path / "network"), prompts={"query": "fox "})
+    model.append(Dense(32, 8))
+    model.append(Normalize())
+    model.save_pretrained(str(tmp_path / "saved"))
+    errors = export_model(tmp_path / "saved", tmp_path / "twin", to="eurobert")["files"]["model.safetensors"]["errors"]
+    assert max(errors.values()) < FP32
+    assert {path.name for path in (tmp_path / "twin").iterdir()} >= {"1_Pooling", "2_Dense", "modules.json"}
+    assert '"query": "fox "' in (tmp_path / "twin/config_sentence_transformers.json").read_text()
+
+
+EXACT = {
+    "linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    "yarn with options": {
+        "max_length": 128,
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 4, "beta_slow": 2, "attention_factor": 1.5},
+    },
+    "another base": {"rope_theta": 500.0},
+    "padded": {"unpad_inputs": False, "pad_token_id": 3},
+    "no padding": {"pad_token_id": None},
+    "narrow heads": {"num_attention_heads": 16, "dim_head": 2},
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_a_config_may_say_is_exact_there_and_back(name, masked_lm, tmp_path):
+    """The export itself compares the numbers."""
+    change_config(masked_lm, **EXACT[name])
+    export_model(masked_lm, tmp_path / "twin", to="eurobert")
+    convert(tmp_path / "twin", tmp_path / "back")
+    same_tensors(load_file(tmp_path / "back/model.safetensors"), load_file(masked_lm / "model.safetensors"))
+    before, after = (neobert_hf.NeoBERTConfig.from_pretrained(tmp_path / part) for part in ("saved", "back"))
+    keys = (
+        "rope_parameters",
+        "pad_token_id",
+        "num_attention_heads",
+        "swiglu_width",
+        "max_position_embeddings",
+        "norm_eps",
+    )
+    assert {key: getattr(before, key) for key in keys} == {key: getattr(after, key) for key in keys}
+
+
+def test_a_vocabulary_padded_by_hand_stays_padded(tokenizer, tmp_path):
+    config = CONFIG | {"vocab_size": 128}
+    folder = write_checkpoint(tmp_path / "saved", random_weights(config=config), config=config)
+    tokenizer.save_pretrained(folder)
+    export_model(folder, tmp_path / "twin", to="eurobert")
+    written = json.loads((tmp_path / "twin/config.json").read_text())
+    assert (written["vocab_size"], written["mask_token_id"]) == (128, tokenizer.mask_token_id)
+
+
+# ------------------------------------------------------------------------------------------------- and back
+
+
+@pytest.mark.parametrize("source", [GOLDEN / "masked_lm", MINI], ids=["golden", "mini"])
+def test_there_and_back_changes_no_bit(source, tmp_path):
+    export_model(source, tmp_path / "twin", to="eurobert", task="fill-mask")
+    checkpoint = read_checkpoint(tmp_path / "twin")
+    checkpoint, tensors = from_eurobert(checkpoint, read_weights(checkpoint))
+    assert checkpoint.layout == "eurobert"
+    same_tensors(as_published(tensors), load_file(source / "model.safetensors"))
+
+
+def test_a_eurobert_of_others_that_is_such_a_network_converts_exactly(tokenizer, tmp_path):
+    """Of EuroBERT/EuroBERT-210m, the config has this form: no biases, and no grouped queries."""
+    import transformers
+
+    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "mask_token_id": 4}
+    config = transformers.EuroBertConfig(
+        **sizes, **ids, num_attention_heads=4, rope_parameters={"rope_type": "default", "rope_theta": 250000.0}
+    )
+    theirs = transformers.EuroBertForMaskedLM(config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    tokenizer.save_pretrained(tmp_path / "theirs")
+    printed = run_main(neobert_cli, "convert", tmp_path / "theirs", tmp_path / "ours")
+    assert json.loads(printed)["added"] == ["decoder.bias: zeros"]
+    ours = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").eval()
+    with torch.no_grad():
+        assert error(ours(IDS).logits, theirs(IDS).logits) < FP32
+
+
+def tensor_with(name, change):
+    def spoil(folder):
+        tensors = load_file(folder / "model.safetensors")
+        tensors[name] = change(tensors[name])
+        save_file({key: tensor for key, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+
+    return spoil
+
+
+def config_with(**values):
+    return lambda folder: change_config(folder, **values)
+
+
+GATE_BIAS, KEYS = "model.layers.1.mlp.gate_proj.bias", "model.layers.1.self_attn.k_proj.weight"
+OTHERS = {
+    "grouped queries": (config_with(num_key_value_heads=2), "num_key_value_heads=2, which NeoBERT has not"),
+    "wide heads": (config_with(head_dim=16), "head_dim=16"),
+    "another activation": (config_with(hidden_act="gelu"), "hidden_act='gelu'"),
+    "a head for classes": (config_with(architectures=["EuroBertForSequenceClassification"]), "architectures="),
+    "dynamic positions": (config_with(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "rope_type='dynamic'"),
+    "further options of YaRN": (
+        config_with(rope_parameters={"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}),
+        "does not accept mscale",
+    ),
+    "no width": (config_with(hidden_size="32"), "lacks the sizes of a EuroBERT"),
+    "odd width": (config_with(intermediate_size=70), "intermediate_size=70, no multiple of 8"),
+    "biases": (tensor_with(GATE_BIAS, lambda bias: bias + 1), f"{GATE_BIAS} other than zeros"),
+    "lost keys": (tensor_with(KEYS, lambda _: None), r"lacks 1 tensors .*transformer_encoder\.1\.qkv"),
+    "short keys": (tensor_with(KEYS, lambda keys: keys[:16].clone()), r"lacks 1 tensors .*transformer_encoder\.1\.qkv"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_eurobert_is_refused_in_one_line(name, masked_lm, tmp_path):
+    export_model(masked_lm, tmp_path / "twin", to="eurobert")
+    change, words = OTHERS[name]
+    change(tmp_path / "twin")
+    with pytest.raises(ValueError, match=words) as caught:
+        convert(tmp_path / "twin", tmp_path / "back")
+    assert "\n" not in str(caught.value) and not (tmp_path / "back").exists()
+
+
+# ------------------------------------------------------------------------------------------------- refusals
+
+
+def another(name, **config):
+    def replace(folder):
+        shutil.rmtree(folder)
+        sizes = {
+            "vocab_size": 96,
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "intermediate_size": 96,
+        }
+        model_class = getattr(neobert_hf, f"NeoBERTFor{name}")
+        model_class(neobert_hf.NeoBERTConfig(**sizes, **config)).save_pretrained(folder)
+
+    return replace
+
+
+def saved_by(make):
+    def save(folder):
+        model = make(str(folder))
+        shutil.rmtree(folder)
+        model.save_pretrained(str(folder))
+
+    return save
+
+
+def adapter(folder):
+    (folder / "adapter_config.json").write_text("{}")
+
+
+BAD_SOURCES = {  # what is done to the folder of a masked language model, and the words of the error
+    "classifier": (
+        another("SequenceClassification"),
+        "has GELU where this one has tanh or none; export with --to onnx",
+    ),
+    "classifier by the mean": (another("SequenceClassification", classifier_pooling="mean"), "--to onnx"),
+    "answers": (another("QuestionAnswering"), "no EuroBERT for question-answering; export with --to onnx"),
+    "multiple choice": (another("MultipleChoice"), "it names NeoBERTForMultipleChoice"),
+    "contextual": (
+        config_with(model_type="contextual_neobert", architectures=["ContextualNeoBERT"]),
+        "ContextualNeoBERT",
+    ),
+    "sparse": (saved_by(neobert_hf.sparse_encoder), "holds a SparseEncoder"),
+    "multi-vector": (saved_by(neobert_hf.multi_vector_encoder), "holds a MultiVectorEncoder"),
+    "adapter": (adapter, "merge it into its model"),
+    "lost tensor": (
+        tensor_with("model.transformer_encoder.1.wo.weight", lambda _: None),
+        r"lacks .*transformer_encoder\.1\.wo|incomplete",
+    ),
+    "dynamic positions": (
+        config_with(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+        "rope_type='dynamic': EuroBERT scales RoPE by the longest text",
+    ),
+    "odd heads": (config_with(num_attention_heads=32, dim_head=1), "heads of an even width"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SOURCES)
+def test_a_model_that_has_no_twin_is_refused_in_one_line_and_nothing_is_written(name, masked_lm, tmp_path):
+    change, words = BAD_SOURCES[name]
+    change(masked_lm)
+    with pytest.raises((ValueError, OSError), match=words) as caught:
+        export_model(masked_lm, tmp_path / "out", to="eurobert")
+    assert "\n" not in str(caught.value) and [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_a_twin_that_differs_from_torch_is_refused_and_nothing_is_left(masked_lm, tmp_path, monkeypatch):
+    from neobert_hf.export import eurobert
+
+    def without_rotation(tensors, num_heads):
+        """As a converter writes that takes the rows of all heads as they are."""
+        return {
+            name: tensor.flip(0) if "q_proj" in name else tensor
+            for name, tensor in as_eurobert(tensors, num_heads).items()
+        }
+
+    monkeypatch.setattr(eurobert, "as_eurobert", without_rotation)
+    with pytest.raises(ValueError, match=r"model\.safetensors differs from torch by"):
+        export_model(masked_lm, tmp_path / "out", to="eurobert")
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_it_is_the_only_format_of_its_folder_and_needs_a_newer_transformers(masked_lm, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="export it to a folder of its own"):
+        export_model(masked_lm, tmp_path / "out", to=["onnx", "eurobert"])
+    monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"has no EuroBERT; install transformers 5\.3"):
+        export_model(masked_lm, tmp_path / "out", to="eurobert")
