@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CUDA_PIP := .venv-cuda/bin/pip install --quiet --disable-pip-version-check --no-compile
-COMPAT_VERSIONS := 4.57.6 5.0.0 5.17.0 5.23.0
+COMPAT_VERSIONS := 4.57.6 5.0.0 5.3.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
 .PHONY: demo test test-all test-avx2 test-compat test-transformers test-gpu measure-gpu rehearse-gpu test-adversary test-runtimes docs lint clean
