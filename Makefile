@@ -66,6 +66,7 @@ test-runtimes: .venv/dev
 	$(BIN)/python -m pytest -m runtime tests/export tests/examples tests/pretraining
 
 # The programs of docs/other_programs.md, each in an environment of its own in .venv-programs.
+test-programs: export OMP_NUM_THREADS = 1
 test-programs: .venv/dev
 	$(BIN)/python -m pytest -n 2 --durations=0 -m runtime tests/test_programs.py
 

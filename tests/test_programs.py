@@ -89,6 +89,7 @@ def test_a_program_prints_what_the_page_shows(title, code, shown, folders, tmp_p
 
 
 def test_each_program_has_a_row_and_each_row_a_program():
-    """And each snippet has its output, so that none is left out."""
+    """And each snippet has its output: otherwise no test would run it."""
     assert [*TESTED] == [*SECTIONS]
     assert len(SNIPPETS) == PAGE.count("```python") - 1
+    assert all(param.values[-1] for param in SNIPPETS)
