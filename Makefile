@@ -8,7 +8,7 @@ CUDA_PIP := .venv-cuda/bin/pip install --quiet --disable-pip-version-check --no-
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.3.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test test-all test-avx2 test-compat test-transformers test-gpu measure-gpu rehearse-gpu test-adversary test-runtimes docs lint clean
+.PHONY: demo test test-all test-avx2 test-compat test-transformers test-gpu measure-gpu rehearse-gpu test-adversary test-runtimes test-programs docs lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; make demo QUESTIONS= asks for them. The shell runs what is given here.
 QUESTIONS ?= "read a file line by line" "run a function after some seconds" "join the parts of a path"
@@ -65,6 +65,11 @@ test-runtimes: .venv/dev
 	DS_BUILD_OPS=0 $(PIP) -e ".[deepspeed]"
 	$(BIN)/python -m pytest -m runtime tests/export tests/examples tests/pretraining
 
+# The programs of docs/other_programs.md, each in an environment of its own in .venv-programs.
+test-programs: export OMP_NUM_THREADS = 1
+test-programs: .venv/dev
+	$(BIN)/python -m pytest -n 2 --durations=0 -m runtime tests/test_programs.py
+
 docs: .venv/dev
 	$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build
 
@@ -101,4 +106,4 @@ lint: .venv/dev
 	touch $@
 
 clean:
-	rm -rf .venv .venv-compat .venv-cuda .transformers-tests docs/_build build dist src/*.egg-info
+	rm -rf .venv .venv-compat .venv-cuda .venv-programs .transformers-tests docs/_build build dist src/*.egg-info

@@ -26,10 +26,11 @@ PACKAGE = Path(neobert_hf.__file__).parent
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FIRST_PAGE = ROOT / "docs/first_model.md"  # its blocks depend on one another
+PROGRAMS_PAGE = ROOT / "docs/other_programs.md"  # test_programs.py runs its blocks
 SNIPPETS = [
     pytest.param(snippet, id=f"{page.stem}: {snippet.splitlines()[0]}")
     for page in PAGES
-    if page != FIRST_PAGE
+    if page not in (FIRST_PAGE, PROGRAMS_PAGE)
     for snippet in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
 ]
 
