@@ -218,7 +218,7 @@ def test_a_eurobert_of_others_that_is_such_a_network_converts_exactly(tokenizer,
 def tensor_with(name, change):
     def spoil(folder):
         tensors = load_file(folder / "model.safetensors")
-        tensors[name] = change(tensors[name])
+        tensors[name] = change(tensors.get(name))
         save_file({key: tensor for key, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
 
     return spoil
@@ -234,7 +234,23 @@ OTHERS = {
     "wide heads": (config_with(head_dim=16), "head_dim=16"),
     "another activation": (config_with(hidden_act="gelu"), "hidden_act='gelu'"),
     "a head for classes": (config_with(architectures=["EuroBertForSequenceClassification"]), "architectures="),
-    "dynamic positions": (config_with(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "rope_type='dynamic'"),
+    "dynamic positions": (
+        config_with(rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+        "'rope_type': 'dynamic'",
+    ),
+    "a second base of the positions": (config_with(rope_theta=250_000.0), "rope_theta=250000.0"),
+    "a second scaling": (config_with(rope_scaling={"rope_type": "dynamic", "factor": 8.0}), "rope_scaling="),
+    "a context beside the scaling": (
+        config_with(original_max_position_embeddings=16),
+        "original_max_position_embeddings=16",
+    ),
+    "no class": (config_with(architectures=None), "architectures=None"),
+    "no name of a class": (config_with(architectures=[["a"]]), "architectures=None"),
+    "the encoder's class with a head": (config_with(architectures=["EuroBertModel"]), "the tensor lm_head"),
+    "a tensor of both layouts": (
+        tensor_with("model.transformer_encoder.0.wo.weight", lambda _: torch.zeros(32, 32)),
+        r"the tensor model\.transformer_encoder\.0\.wo\.weight",
+    ),
     "further options of YaRN": (
         config_with(rope_parameters={"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}),
         "does not accept mscale",
@@ -347,3 +363,11 @@ def test_it_is_the_only_format_of_its_folder_and_needs_a_newer_transformers(mask
     monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"has no EuroBERT; install transformers 5\.3"):
         export_model(masked_lm, tmp_path / "out", to="eurobert")
+
+
+def test_weights_of_several_dtypes_are_stored_in_float32(masked_lm, tmp_path):
+    file = next(masked_lm.glob("*.safetensors"))
+    tensors = {name: x.bfloat16() if "transformer_encoder" in name else x for name, x in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    export_model(masked_lm, tmp_path / "twin", to="eurobert")
+    assert {x.dtype for x in load_file(tmp_path / "twin/model.safetensors").values()} == {torch.float32}

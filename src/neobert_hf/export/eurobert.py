@@ -49,7 +49,7 @@ def write_eurobert(reference: Reference, folder: Path, source: str | Path) -> di
         OSError: A file cannot be written.
     """
     graph, origin = reference.graph, resolve(source)
-    config, (stored, loaded) = _config(graph), _dtypes(origin)
+    config, (stored, loaded) = config_of(graph), _dtypes(origin)
     prefix = "model." if CLASSES[graph.task] is EuroBertModel else ""
     published = {f"{prefix}{name}": tensor.to(stored) for name, tensor in graph.model.state_dict().items()}
     tensors = as_eurobert(published, config.num_attention_heads)
@@ -74,12 +74,12 @@ def write_eurobert(reference: Reference, folder: Path, source: str | Path) -> di
     return found
 
 
-def _config(graph: Graph) -> EuroBertConfig:
+def config_of(graph: Graph) -> EuroBertConfig:
     """The config of the twin, or the refusal of a head that transformers has not for EuroBERT."""
     if graph.task == CLASSIFICATION:
         raise ValueError(
-            "the head of EuroBERT for classes has GELU where this one has tanh or none; export with --to onnx, or what is below "
-            "the head: --task feature-extraction, or --task sentence-similarity"
+            "the head of EuroBERT for classes has GELU where this one has tanh or none; export with --to onnx, or the encoder "
+            "alone: --task feature-extraction"
         )
     if graph.task not in CLASSES:
         raise ValueError(
@@ -99,13 +99,13 @@ def _config(graph: Graph) -> EuroBertConfig:
 
 
 def _dtypes(folder: Path) -> tuple[torch.dtype, torch.dtype]:
-    """The dtype of the blocks in the files of a model, and the one in which its config.json asks to load it.
+    """The dtype of the tensors in the files of a model, and the one in which its config.json asks to load it.
 
     The first is float32 for several, for float64 and for pickles. The second may be wider: the mini model is stored in bfloat16.
     """
     place = folder if (folder / "config.json").is_file() else folder / "0_Transformer"
     stored = [tensor for file in sorted(place.glob("*.safetensors")) for tensor in read_header(file).values()]
-    kinds = {tensor.dtype for tensor in stored if "transformer_encoder." in tensor.name}
+    kinds = {tensor.dtype for tensor in stored}
     dtype, config = FLOATS[kinds.pop()] if kinds in ({"BF16"}, {"F16"}) else torch.float32, read_config(place)
     names = {str(each).removeprefix("torch."): each for each in FLOATS.values()}
     return dtype, names.get(config.get("dtype") or config.get("torch_dtype"), dtype)

@@ -67,6 +67,8 @@ def export_model(
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ValueError(f"{out} exists and is not an empty folder; choose another one")
     graph = load_graph(source, task)
+    if formats == {"eurobert"}:
+        _check_eurobert(graph)
     reference = Reference(graph)
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -147,6 +149,12 @@ def _write_gguf(graph: Graph, dtype: str, file: Path) -> None:
     from .gguf import write_gguf  # the package gguf is optional
 
     write_gguf(graph, file, dtype)
+
+
+def _check_eurobert(graph: Graph) -> None:
+    from .eurobert import config_of
+
+    config_of(graph)
 
 
 def _write_eurobert(reference: Reference, folder: Path, source: str | Path) -> dict[str, dict]:

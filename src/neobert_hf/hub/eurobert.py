@@ -46,7 +46,10 @@ SETTINGS = {  # names in config.json, ours and theirs
     **{name: name for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
     **{name: name for name in ("max_position_embeddings", "pad_token_id", "rope_parameters", "id2label", "label2id")},
 }
-FURTHER = ("rope_theta", "rope_scaling", "tie_word_embeddings", "problem_type")  # read only, if they are there
+FURTHER = ("tie_word_embeddings", "problem_type")  # read only, if they are there
+# What EuroBertConfig has if config.json is silent, and what no export writes: other ways to say where positions are.
+DEFAULTS = {"max_position_embeddings": 8192, "pad_token_id": 128001, "rms_norm_eps": 1e-5}
+UNKNOWN = ("rope_theta", "rope_scaling", "original_max_position_embeddings", "partial_rotary_factor")
 ROPE = ("default", "linear", "yarn")  # dynamic: EuroBERT scales by the longest text of a batch, NeoBERT by each text
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
@@ -103,7 +106,7 @@ def from_eurobert(checkpoint: Checkpoint, tensors: Tensors) -> tuple[Checkpoint,
     Raises:
         ValueError: It is another network than a NeoBERT.
     """
-    given, folder = checkpoint.config, checkpoint.folder
+    given, folder = DEFAULTS | checkpoint.config, checkpoint.folder
     if not any(name.startswith("model.") for name in tensors):  # of EuroBertModel, which has no head
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
     sizes = [given.get(name) for name in ("num_attention_heads", "hidden_size", "intermediate_size")]
@@ -112,10 +115,12 @@ def from_eurobert(checkpoint: Checkpoint, tensors: Tensors) -> tuple[Checkpoint,
     heads, hidden, width = sizes
     config = {ours: given[theirs] for ours, theirs in SETTINGS.items() if theirs in given}
     config |= {name: given[name] for name in FURTHER if name in given}
-    architecture = next(iter(given.get("architectures") or ["EuroBertModel"]))
-    rope = given.get("rope_parameters") or given.get("rope_scaling")
-    rope = rope if isinstance(rope, dict) else {}  # the config of NeoBERT refuses another type
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    named = given.get("architectures")
+    architecture = named[0] if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else None
+    rope = given.get("rope_parameters")
+    kind = rope.get("rope_type") if isinstance(rope, dict) else None
+    mixed = [name for name in tensors if BLOCK.fullmatch(name) or name in OUTSIDE]
+    heads_of_encoder = [name for name in tensors if not name.startswith("model.") and architecture == "EuroBertModel"]
     groups, head_dim = given.get("num_key_value_heads"), given.get("head_dim")
     biases = [name for name, tensor in tensors.items() if ".mlp." in name and name.endswith(".bias") and tensor.any()]
     others = {
@@ -124,7 +129,9 @@ def from_eurobert(checkpoint: Checkpoint, tensors: Tensors) -> tuple[Checkpoint,
         f"head_dim={head_dim}": head_dim not in (None, hidden // heads),
         f"hidden_act={given.get('hidden_act')!r}": given.get("hidden_act", "silu") != "silu",
         f"intermediate_size={width}, no multiple of 8": width % 8 != 0,
-        f"rope_type={kind!r}": kind not in ROPE,
+        f"rope_parameters={rope}": kind not in ROPE,
+        **{f"{name}={given.get(name)!r}": given.get(name) is not None for name in UNKNOWN},
+        f"the tensor {(mixed or heads_of_encoder or [''])[0]}": bool(mixed or heads_of_encoder),
         f"{(biases or [''])[0]} other than zeros": bool(biases),
     }
     if found := [printable(words) for words, is_other in others.items() if is_other]:
@@ -153,11 +160,13 @@ def _as_published(tensors: Tensors, num_heads: int) -> Tensors:
     for index, parts in layers.items():
         block = f"model.transformer_encoder.{index}."
         q_k_v, gates = ([parts[part] for part in kinds if part in parts] for kinds in (ATTENTION, GATES))
-        if len(q_k_v) == 3 and len({rows.shape for rows in q_k_v}) == 1 and len(q_k_v[0]) % (2 * num_heads) == 0:
+        shapes = {rows.shape for rows in q_k_v}
+        is_whole = len(q_k_v) == 3 and len(shapes) == 1 and q_k_v[0].ndim == 2
+        if is_whole and len(q_k_v[0]) % (2 * num_heads) == 0:
             q, k, v = (rows.unflatten(0, (num_heads, -1)) for rows in q_k_v)  # (H, K, D)
             rows_H3KD = torch.stack((_halves_to_pairs(q), _halves_to_pairs(k), v), 1)
             found[f"{block}qkv.weight"] = rows_H3KD.flatten(0, 2)
-        if len(gates) == 2 and gates[0].shape == gates[1].shape:
+        if len(gates) == 2 and gates[0].shape == gates[1].shape and gates[0].ndim == 2:
             found[f"{block}ffn.w12.weight"] = torch.cat(gates)
     return found
 
