@@ -152,14 +152,11 @@ class GraphCache:
         arguments |= dict(trust_boundaries=True, return_packed=True, return_dict=True)
         encoder(**arguments)  # compiles, and chooses the configurations of the kernels
         graph, self.pool = torch.cuda.CUDAGraph(), self.pool or torch.cuda.graph_pool_handle()
-        self.stream = self.stream or torch.cuda.Stream(
-            boundaries.device
-        )  # torch's own is on the GPU of its first capture
-        options = dict(
-            pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
-        )  # others may allocate memory
+        # the stream that torch would choose is on the GPU of the first capture of the process
+        self.stream = self.stream or torch.cuda.Stream(boundaries.device)
         try:
-            with torch.cuda.graph(graph, **options):
+            # other threads may allocate memory meanwhile
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
                 states_TD = encoder(**arguments).last_hidden_state
         except RuntimeError as error:
             torch.cuda.set_stream(stream)  # a capture that cannot end leaves its own
