@@ -41,17 +41,23 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     told = {
         "recipe": "paper, phase 2",
         "schedule": "constant at a tenth of the peak",
+        "lengths": "up to 64 tokens, in rows of 64: 20% of the steps above 0, 40% of the steps above 24, 40% of the steps above 40",
         "steps": 6,
         "precision": "fp32",
         "seed": 42,
     }
     told |= {
-        "peak_learning_rate": 3e-3,
-        "tokens_per_step": 256,
-        "mlm_probability": 0.2,
+        "peak learning rate": 3e-3,
+        "tokens a step": 256,
+        "mask rate": "0.2",
         "tokens": summary["num_tokens"],
     }
     assert told.items() <= record["settings"].items() and record["settings"]["optimizer"].startswith("adamw_torch")
+    assert record["settings"]["command"] == (
+        "python examples/pretrain_mlm.py --learning_rate 0.003 --max_steps 6 --tokens_per_step 256 --max_length 64 --longer_than 24 "
+        "40 --train_files train.jsonl --validation_files held_out.jsonl --tokenizer_name tokenizer --phase 2 --init_from one "
+        "--row_tokens 64"
+    )
     assert list(tmp_path.glob("one/**/events.out.tfevents*"))  # TensorBoard is the default
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "two")
     assert model.config.max_position_embeddings == 64 and not model.config.sparse_prediction

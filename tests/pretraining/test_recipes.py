@@ -69,7 +69,7 @@ def test_the_recipe_of_the_paper_has_its_values():
     assert (recipe.adam_beta1, recipe.adam_beta2, recipe.adam_epsilon) == (0.9, 0.95, 1e-8)
     assert (recipe.weight_decay, recipe.max_grad_norm) == (0.1, 1.0)
     assert (recipe.max_length, recipe.tokens_per_step) == (1024, 2**21)
-    assert (recipe.mlm_probability, recipe.mask_replace_prob, recipe.random_replace_prob) == (0.2, 1.0, 0.0)
+    assert (recipe.mask_rate, recipe.mask_replace_prob, recipe.random_replace_prob) == ((0.2,), 1.0, 0.0)
 
 
 def test_the_second_phase_has_the_values_of_the_paper():
@@ -86,7 +86,7 @@ def test_ablations_change_only_the_values_of_table_2():
         ("m1", "m2"): {"corpus", "text_column"},
         ("m2", "m3"): {"tokenizer"},
         ("m2", "m4"): {"schedule", "weight_decay", "adam_beta2"},
-        ("m4", "m5"): {"mlm_probability", "mask_replace_prob", "random_replace_prob"},
+        ("m4", "m5"): {"mask_rate", "mask_replace_prob", "random_replace_prob"},
         ("m5", "m6"): {"batch_format"},
         ("m5", "m7"): {"config"},
         ("m7", "m8"): {"config"},
@@ -116,7 +116,7 @@ def test_an_invalid_recipe_is_refused(changes, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("learning_rat: 1", "must hold values by name, such as max_length: 512; the names are learning_rate, "),
+        ("learning_rat: 1", "must hold values by name, such as max_length: 512; the names are optimizer, "),
         ("- 5", "must hold values by name"),
         ("learning_rate: 1e-4", r"learning_rate='1e-4' is a str, not a float \(0.0001, not 1e-4\)"),
         ("max_steps: 1.5", "max_steps=1.5 is a float, not a int"),

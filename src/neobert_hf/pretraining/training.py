@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,15 +21,31 @@ from ..runs.folders import RUN, SUMMARY
 from ..runs.manifests import CHECKPOINTS_INTACT
 from .arguments import CorpusArguments, PretrainingArguments
 from .collators import PackedMLMCollator
+from .optimizers import (
+    MakeOptimizer,
+    Schedule,
+    describe_optimizer,
+    describe_schedule,
+    muon,
+    name_of,
+    names_with_decay,
+    trainable_parameters,
+)
 from .recipes import Recipe
 from .rows import held_out_rows, open_text, training_rows
-from .summary import write_summary
+from .summary import command_of, write_summary
 from .trainer import PretrainingTrainer
 
 logger = logging.get_logger(__name__)
 
 
-def pretrain(data: CorpusArguments, training: PretrainingArguments) -> PretrainingTrainer:
+def pretrain(
+    data: CorpusArguments,
+    training: PretrainingArguments,
+    *,
+    optimizer: MakeOptimizer | None = None,
+    schedule: Schedule | None = None,
+) -> PretrainingTrainer:
     """Train a model by a recipe, evaluate it on held-out text, and save it with a summary in `training.output_dir`.
 
     After an interruption, the same call with `resume_from_checkpoint="last"` resumes exactly. The output folder is locked against
@@ -37,20 +54,30 @@ def pretrain(data: CorpusArguments, training: PretrainingArguments) -> Pretraini
     Args:
         data: Text, tokenizer and held-out documents.
         training: Recipe and training arguments.
+        optimizer: A function from the parameters by name to an optimizer; None takes the recipe's optimizer.
+        schedule: A function from the number of an optimizer step, from 0, to a share of the peak learning rate, which is that of
+            the groups of the optimizer; None takes the recipe's schedule.
 
     Returns:
         The trainer, which holds the trained model.
 
     Raises:
-        ValueError: An argument is wrong, the folder belongs to another run, or another run writes to it.
+        ValueError: An argument is wrong, the folder belongs to another run, or another run writes to it; the optimizer leaves out
+            a parameter, or the schedule returns no finite number of at least 0.
         OSError: A file cannot be read or written.
         FloatingPointError: The loss or the gradient was not finite.
     """
     with lock_run(training.output_dir):
-        return _pretrain(data, training, training.to_recipe())
+        return _pretrain(data, training, training.to_recipe(), optimizer, schedule)
 
 
-def _pretrain(data, training, recipe):
+def _pretrain(data, training, recipe, optimizer, schedule):
+    if optimizer is not None:
+        training.refuse_optim("a function that makes the optimizer")
+        if recipe.optimizer != "adamw":
+            raise ValueError(
+                f"optimizer={recipe.optimizer!r} has no effect beside the function {name_of(optimizer)}; give one"
+            )
     set_seed(training.seed)
     if training.device.type == "cpu":
         tune_allocator()
@@ -72,7 +99,12 @@ def _pretrain(data, training, recipe):
         if recipe.architecture == "neobert":  # others have as many positions as they were made with
             model.config.max_position_embeddings = max(training.max_length, model.config.max_position_embeddings)
             model.config.sparse_prediction = True
+    optimizer = optimizer or optimizer_of(recipe, model)
     run = identity(data, training, model, tokenizer, source)
+    if optimizer is not None:
+        run["optimizer"] = plain(describe_optimizer(optimizer, trainable_parameters(model)))
+    if schedule is not None:
+        run["schedule"] = describe_schedule(schedule, recipe.max_steps)
     if training.phase == 2:
         draws_held_out = not data.streaming and not data.validation_files
         check_start(training.init_from, model, len(tokenizer), run, draws_held_out)
@@ -80,7 +112,7 @@ def _pretrain(data, training, recipe):
     # Rows and training
     collator = PackedMLMCollator(
         tokenizer,
-        recipe.mlm_probability,
+        recipe.mask_rate[0],
         recipe.mask_replace_prob,
         recipe.random_replace_prob,
         recipe.batch_format,
@@ -93,6 +125,8 @@ def _pretrain(data, training, recipe):
             model,
             training,
             recipe=recipe,
+            optimizer=optimizer,
+            schedule=schedule,
             train_dataset=text if data.streaming else training_rows(data, training, text),
             eval_dataset=None if held_out is None else held_out_rows(data, training, held_out),
             data_collator=collator,
@@ -100,7 +134,7 @@ def _pretrain(data, training, recipe):
         )
 
     trainer = train_or_resume(make_trainer, training, run)
-    finish(trainer, run)
+    finish(trainer, run, command_of(data, training))
     return trainer
 
 
@@ -128,6 +162,22 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, config_overr
             raise ValueError(f"config_overrides={config_overrides!r}: {error}") from error
         config = type(config).from_dict(config.to_dict())  # validates the combination
     return AutoModelForMaskedLM.from_config(config)
+
+
+def optimizer_of(recipe: Recipe, model: PreTrainedModel) -> MakeOptimizer | None:
+    """Return the function that makes the recipe's optimizer; None for AdamW, which Trainer makes."""
+    if recipe.optimizer == "adamw":
+        return None
+    decayed = names_with_decay(model, recipe.decay_norms_and_embeddings)
+    return partial(
+        muon,
+        lr=recipe.learning_rate,
+        weight_decay=recipe.weight_decay,
+        betas=(recipe.adam_beta1, recipe.adam_beta2),
+        eps=recipe.adam_epsilon,
+        head_dim=getattr(model.config, "head_dim", None),
+        no_decay=trainable_parameters(model).keys() - set(decayed),
+    )
 
 
 def check_start(init_from: str, model: PreTrainedModel, num_tokens: int, run: dict, draws_held_out: bool) -> None:
@@ -205,10 +255,15 @@ def identity(
         run["long_documents"] = data.long_documents
     elif training.dataloader_num_workers:  # each packs documents of its own
         run["dataloader_num_workers"] = training.dataloader_num_workers
-    return json.loads(json.dumps(run))
+    return plain(run)
 
 
-def finish(trainer: PretrainingTrainer, run: dict) -> None:
+def plain(values: dict) -> dict:
+    """Return values as JSON has them, to compare them with those of a file."""
+    return json.loads(json.dumps(values))
+
+
+def finish(trainer: PretrainingTrainer, run: dict, command: str) -> None:
     """Evaluate, save the model and the summary, and print the summary as one line of JSON."""
     metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
     trainer.model.config.sparse_prediction = False
@@ -217,5 +272,5 @@ def finish(trainer: PretrainingTrainer, run: dict) -> None:
     with saving(Path(trainer.args.output_dir), CHECKPOINTS_INTACT):
         trainer.save_model()
     if trainer.is_world_process_zero():
-        summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")})
+        summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")}, command)
         print(json.dumps({k: v for k, v in summary.items() if not isinstance(v, dict)}))
