@@ -27,6 +27,8 @@ CORNERS = {
         (2_000_000, 0.1),
     ],
     "code": [(0, 1e-4), (1_000, 0.50005), (2_000, 1.0), (452_000, 0.55), (900_000, 0.1), (1_000_000, 0.1)],
+    # 1 - sqrt of the share of the decay that has passed
+    "wsd": [(0, 0.0), (1_000, 0.5), (2_000, 1.0), (900_000, 1.0), (925_000, 0.5), (1_000_000, 0.0), (2_000_000, 0.0)],
     "linear": [(0, 0.0), (1_000, 0.5), (2_000, 1.0), (501_000, 0.5), (1_000_000, 0.0)],
 }
 
@@ -50,9 +52,18 @@ def test_the_schedule_rises_then_falls_without_jumps(name):
     assert max(abs(a - b) for a, b in zip(factors[peak:], factors[peak + 1 :])) < 2e-4  # pi / 2 * 0.9 / 8,980 steps
 
 
+def test_mask_rates_follow_one_another_for_their_shares_of_the_steps():
+    recipe = Recipe(mask_rate=(0.3, 0.15, 0.05)).replace(max_steps=10)
+    assert [recipe.mask_rate_at(step) for step in range(11)] == [0.3] * 3 + [0.15] * 4 + [0.05] * 4
+    recipe = recipe.replace(mask_rate_shares=(0.7, 0.2, 0.1))
+    assert [recipe.mask_rate_at(step) for step in range(10)] == [0.3] * 7 + [0.15] * 2 + [0.05]
+    assert Recipe(mask_rate=0.4).mask_rate_at(999) == 0.4
+    assert recipe.second_phase().mask_rate == (0.05,)
+
+
 def test_fewer_steps_scale_warmup_and_decay_unless_they_are_given():
     recipe = Recipe().replace(max_steps=1_000)
-    assert (recipe.warmup_steps, recipe.decay_until) == (2, 900)
+    assert (recipe.warmup_steps, recipe.decay_until, recipe.decay_from) == (2, 900, 900)
     recipe = Recipe().replace(max_steps=1_000, warmup_steps=100)
     assert (recipe.warmup_steps, recipe.decay_until) == (100, 900)
 
@@ -105,6 +116,14 @@ def test_ablations_change_only_the_values_of_table_2():
         ({"mixture": (0.5, 0.5, 0.5)}, "must sum to 1"),
         ({"longer_than": (512, 1024, 2048)}, "with a share for each of longer_than"),
         ({"warmup_steps": 950_000}, "must be in ascending order"),
+        ({"schedule": "wsd", "decay_from": 1_000}, "warmup_steps=2000, decay_from=1000 and max_steps=1000000 must"),
+        ({"optimizer": "sgd"}, "optimizer='sgd' is not one of adamw, muon"),
+        ({"mask_rate": ()}, "is not above 0 and at most 1"),
+        (
+            {"mask_rate": (0.3, 0.1), "mask_rate_shares": (0.5, 0.4)},
+            "must sum to 1, with a share for each of mask_rate",
+        ),
+        ({"mask_rate": (0.3, 0.1), "mask_rate_shares": (1.0,)}, "must sum to 1, with a share for each of mask_rate"),
         ({"architecture": "roberta-prelayernorm"}, "cannot keep packed documents apart"),
     ],
 )
@@ -131,6 +150,7 @@ def test_a_file_that_holds_no_recipe_is_refused(tmp_path, text, message):
 
 
 def test_values_of_a_file_have_the_types_of_a_recipe(tmp_path):
-    (tmp_path / "m.yaml").write_text("mixture: [0.5, 0.5, 0.0]\nweight_decay: 0\nconfig: {hidden_size: 64}")
+    text = "mixture: [0.5, 0.5, 0.0]\nweight_decay: 0\nconfig: {hidden_size: 64}\nmask_rate: 0.4"
+    (tmp_path / "m.yaml").write_text(text)
     recipe = load_recipe(str(tmp_path / "m.yaml"))
-    assert recipe == Recipe(mixture=(0.5, 0.5, 0.0), weight_decay=0.0, config={"hidden_size": 64})
+    assert recipe == Recipe(mixture=(0.5, 0.5, 0.0), weight_decay=0.0, config={"hidden_size": 64}, mask_rate=(0.4,))

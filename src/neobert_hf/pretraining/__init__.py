@@ -9,6 +9,7 @@ NAMES_OF = {
     "corpus": ("Corpus",),
     "documents": ("Documents", "Selection", "verify_documents"),
     "flops": ("training_flops",),
+    "optimizers": ("muon",),
     "packing": ("MixedRows", "PackedRows", "PackedStream"),
     "plans": ("PackingPlan", "PackingSettings", "make_packing_plan", "read_packing_plan", "write_packing_plan"),
     "recipes": ("RECIPES", "Recipe", "load_recipe"),

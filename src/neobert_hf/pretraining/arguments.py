@@ -128,9 +128,10 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
 
     def refuse_optim(self, chosen: str) -> None:
         """Raise ValueError if `optim` names an optimizer of Trainer beside another one, such as that of a function."""
-        if not self.optim.startswith("adamw_torch") or self.optim_args:
+        optim = getattr(self.optim, "value", self.optim)
+        if not optim.startswith("adamw_torch") or self.optim_args:
             raise ValueError(
-                f"optim={self.optim} and optim_args={self.optim_args} have no effect beside {chosen}; leave them out"
+                f"optim={optim} and optim_args={self.optim_args} have no effect beside {chosen}; leave them out"
             )
 
     def _check_deepspeed(self, config):

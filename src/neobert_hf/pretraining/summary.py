@@ -141,17 +141,23 @@ def _optimizer_of(summary):
             * bool(summary["optim_args"])
         )
     made = summary["optimizer"]
-    groups = [
-        f"{group['num_tensors']} tensors"
-        + f" by {group['rule']}" * ("rule" in group)
-        + "".join(f", {title} {group[name]}" for name, title in VALUES.items() if name in group)
-        for group in made["groups"]
-    ]
-    return f"{made['class']} of {made['function']}: {'; '.join(groups)}"
+    return f"{made['class']} of {made['function']}: {'; '.join(map(_group_of, made['groups']))}"
 
 
-def command_of(data: CorpusArguments, training: PretrainingArguments) -> str:
-    """Return the command that repeats a run; files and folders have their names alone, since a card is public."""
+def _group_of(group):
+    rule = f" by {group['rule']}" if "rule" in group else ""
+    values = [f"{title} {group[name]}" for name, title in VALUES.items() if name in group]
+    return ", ".join([f"{group['num_tensors']} tensors{rule}", *values])
+
+
+def command_of(data: CorpusArguments, training: PretrainingArguments, functions: dict[str, str]) -> str:
+    """Return the command that repeats a run; files and folders have their names alone, since a card is public.
+
+    Args:
+        data: Arguments of the run.
+        training: Arguments of the run.
+        functions: Names of the functions that `pretrain` got, by argument; a command line cannot give them.
+    """
     recipe = load_recipe(training.recipe)
     recipe = recipe.second_phase() if training.phase == 2 else recipe
     defaults = asdict(recipe.replace(max_steps=training.max_steps)) | {"max_steps": recipe.max_steps}
@@ -166,7 +172,11 @@ def command_of(data: CorpusArguments, training: PretrainingArguments) -> str:
     for name, value in chosen.items():
         values = value if isinstance(value, list | tuple) else [getattr(value, "value", value)]
         words += [f"--{name}", *(Path(str(v)).name if Path(str(v)).exists() else str(v) for v in values)]
-    return shlex.join(words)
+    command = shlex.join(words)
+    if functions:
+        given = ", ".join(f"{name}={function}" for name, function in functions.items())
+        command = f"pretrain(data, training, {given}) with the arguments of: {command}"
+    return command
 
 
 def _differs(value, default):

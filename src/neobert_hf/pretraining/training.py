@@ -72,6 +72,8 @@ def pretrain(
 
 
 def _pretrain(data, training, recipe, optimizer, schedule):
+    given = {"optimizer": optimizer, "schedule": schedule}
+    functions = {name: name_of(function) for name, function in given.items() if function is not None}
     if optimizer is not None:
         training.refuse_optim("a function that makes the optimizer")
         if recipe.optimizer != "adamw":
@@ -134,7 +136,7 @@ def _pretrain(data, training, recipe, optimizer, schedule):
         )
 
     trainer = train_or_resume(make_trainer, training, run)
-    finish(trainer, run, command_of(data, training))
+    finish(trainer, run, command_of(data, training, functions))
     return trainer
 
 
