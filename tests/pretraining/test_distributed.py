@@ -60,11 +60,11 @@ def train(kind, script, arguments, folder):
     return (folder / "errors").read_text() if job.exitcode else ""
 
 
-def check_two_processes(kind, alone, corpus, folder, options=OPTIONS):
+def check_two_processes(kind, alone, corpus, folder, options=OPTIONS, bounds=(1e-4, 1e-3)):
     """Compare the run in `folder`/whole with that of one process, and with a run that resumes after a kill.
 
-    Tolerance 1e-4 in fp32 over 20 steps: only the order of sums, and so the rounding, differs. On the same number of processes,
-    the run that resumes is equal bit by bit.
+    Losses may differ by 1e-4 in fp32 over 20 steps: only the order of sums, and so the rounding, differs. On the same number of
+    processes, the run that resumes is equal bit by bit.
     """
     whole, killed = folder / "whole", folder / "killed"
     arguments = command(corpus, killed, **options)
@@ -73,7 +73,7 @@ def check_two_processes(kind, alone, corpus, folder, options=OPTIONS):
     assert train(kind, pretrain_mlm, [*arguments, "--resume_from_checkpoint", "last"], folder) == ""
     one, two = alone[1], losses_of(whole)
     assert sorted(two) == sorted(one) == list(range(1, 21))
-    assert max(abs(two[step] - one[step]) for step in one) < 1e-4
+    assert max(abs(two[step] - one[step]) for step in one) < bounds[0]
     assert losses_of(killed) == two
     weights, resumed = (load_file(path / "model.safetensors") for path in (whole, killed))
     assert all(torch.equal(weights[name], tensor) for name, tensor in resumed.items())
@@ -82,10 +82,12 @@ def check_two_processes(kind, alone, corpus, folder, options=OPTIONS):
     assert [summary["devices"] for summary in summaries] == [1, 2]
     for name in ("num_tokens", "num_masked", "num_parameters"):
         assert summaries[0][name] == summaries[1][name]
-    assert abs(summaries[0]["eval_loss"] - summaries[1]["eval_loss"]) < 1e-4  # no row is counted twice
+    assert abs(summaries[0]["eval_loss"] - summaries[1]["eval_loss"]) < bounds[0]  # no row is counted twice
     models = [AutoModelForMaskedLM.from_pretrained(path) for path in folders]
     for (name, a), b in zip(models[0].named_parameters(), models[1].parameters()):
-        torch.testing.assert_close(b, a, rtol=0, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")  # 20 steps of lr 3e-3
+        torch.testing.assert_close(
+            b, a, rtol=0, atol=bounds[1], msg=lambda m, n=name: f"{n}: {m}"
+        )  # 20 steps of lr 3e-3
     names, others = ({file.name for file in path.glob("*.py")} for path in folders)
     assert names == others
     auto_map, other = (json.loads((path / "config.json").read_text())["auto_map"] for path in folders)
@@ -105,7 +107,8 @@ def test_two_processes_follow_the_curve_of_one_process_also_after_a_kill(corpus,
     alone = request.getfixturevalue("alone" if optimizer == "adamw" else "alone_with_muon")
     options = OPTIONS if optimizer == "adamw" else OPTIONS | MUON
     assert train(kind, pretrain_mlm, command(corpus, tmp_path / "whole", **options), tmp_path) == ""
-    check_two_processes(kind, alone, corpus, tmp_path, options)
+    # Muon orthogonalizes in bf16: a rounding of the gradient changes the last of 8 bits of the update
+    check_two_processes(kind, alone, corpus, tmp_path, options, (1e-4, 1e-3) if optimizer == "adamw" else (1e-3, 1e-2))
     assert (tmp_path / "whole/checkpoint-10/pytorch_model_fsdp_0").is_dir() == (kind == "fsdp2")
 
 

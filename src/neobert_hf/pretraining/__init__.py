@@ -4,6 +4,7 @@ from ..lazy import lazy_names
 
 # Training needs datasets, accelerate and datatrove (the extra `train`), so a name is imported when it is used.
 NAMES_OF = {
+    "ablation": ("Ablation", "ablate", "held_out_losses", "read_ablation"),
     "arguments": ("CorpusArguments", "PretrainingArguments"),
     "collators": ("PackedMLMCollator",),
     "corpus": ("Corpus",),

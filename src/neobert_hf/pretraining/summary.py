@@ -14,7 +14,7 @@ from ..runs.folders import SUMMARY
 from ..runs.manifests import CHECKPOINTS_INTACT
 from .arguments import VALUES as VALUES_OF_RECIPE
 from .arguments import CorpusArguments, PretrainingArguments
-from .flops import num_elements
+from .flops import num_elements, training_flops
 from .recipes import load_recipe
 
 SCHEDULES = {  # on the card
@@ -46,6 +46,7 @@ REPEATED = (
     "optim",
     "optim_args",
 )
+COUNTS = "pretraining"  # the sums of a run, in the state of a checkpoint
 HELD_OUT_METRICS = ("eval_loss", "eval_perplexity", "eval_masked_accuracy")
 
 
@@ -57,9 +58,13 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict, command: str) -> 
     names = ("num_tokens", "num_masked", "loss", "perplexity", "masked_accuracy")
     speeds = [entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry]
     shares = [entry["model_flops_utilization"] for entry in log if "model_flops_utilization" in entry]
+    model, counts = trainer.accelerator.unwrap_model(trainer.model), trainer.state.stateful_callbacks[COUNTS]
     summary = {
         **run,
-        "num_parameters": num_elements(trainer.accelerator.unwrap_model(trainer.model).parameters()),
+        "num_parameters": num_elements(model.parameters()),
+        "training_flops": training_flops(
+            model, *(counts[name] for name in ("num_tokens", "num_masked", "sum_of_squares"))
+        ),
         "steps": trainer.state.global_step,
         **{name: last[name] for name in names},
         **held_out,

@@ -26,9 +26,9 @@ from ..runs.manifests import CHECKPOINTS_INTACT, STATE, CheckedCheckpoints
 from .flops import matrix_flops_per_s, training_flops
 from .optimizers import MakeOptimizer, Schedule, names_with_decay, trainable_parameters
 from .recipes import Recipe
+from .summary import COUNTS
 
 METRICS = "metrics.jsonl"
-COUNTS = "pretraining"  # in the state of a checkpoint
 SECONDS = "seconds"  # in these counts
 
 
