@@ -4,7 +4,7 @@
     python examples/ablate.py --arms examples/ablation.yaml --output_dir runs/ablation
 
 The file holds arguments of examples/pretrain_mlm.py for each arm; the first arm is the baseline. The same command continues after
-an interruption. On several devices, each process trains runs of its own: `accelerate launch --num_processes 4 examples/ablate.py`.
+an interruption. Under `accelerate launch --num_processes 4`, each process trains runs of its own on its device.
 """
 
 import json

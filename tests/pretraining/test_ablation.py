@@ -1,4 +1,4 @@
-"""Ablations: equal arms do not differ, others do; runs resume, are divided among processes, and are refused where they cannot be compared."""
+"""Ablations: equal arms do not differ, others do; runs resume and are divided among processes; unequal measures are refused."""
 
 import json
 
@@ -44,7 +44,8 @@ def test_equal_arms_have_no_difference_and_a_slower_one_does_also_after_a_resume
     arms = report["arms"]
     assert arms["same"]["difference"] == 0 and arms["same"]["interval"] == [0, 0]
     assert 0.1 < arms["slow"]["interval"][0] <= arms["slow"]["difference"] <= arms["slow"]["interval"][1]
-    assert arms["slow"]["same_masks"] and arms["slow"]["num_documents"] == 60
+    num_masked = json.loads((tmp_path / "base-1/held_out.json").read_text())["num_masked"]
+    assert arms["slow"]["same_masks"] and arms["slow"]["num_documents"] == np.count_nonzero(num_masked) > 50
     assert arms["base"]["num_parameters"] == arms["slow"]["num_parameters"] > 0 < arms["base"]["training_flops"]
     expected = np.mean([arms["slow"]["loss_by_seed"][seed] - arms["base"]["loss_by_seed"][seed] for seed in ("1", "2")])
     assert arms["slow"]["difference"] == pytest.approx(expected, abs=1e-6)
@@ -53,7 +54,7 @@ def test_equal_arms_have_no_difference_and_a_slower_one_does_also_after_a_resume
     again = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("base-1/*.safetensors")}
     assert ablate(plan, tmp_path) == report
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("base-1/*.safetensors")} == again
-    with pytest.raises(ValueError, match="holds another ablation: arms were .* and are"):
+    with pytest.raises(ValueError, match=r"holds another ablation: arms were .* and are"):
         ablate(Ablation(ARMS | {"more": {}}, (1, 2), common), tmp_path)
 
 
@@ -92,7 +93,7 @@ def test_an_arm_that_diverges_is_named_and_the_others_go_on(common, tmp_path, ca
     report = ablate(Ablation(arms, (1,), common), tmp_path)
     assert "the arm hot diverged with seed 1: the" in capsys.readouterr().out
     assert "was not finite" in report["arms"]["hot"]["diverged"]["1"] and "interval" not in report["arms"]["hot"]
-    with pytest.raises(ValueError, match="the baseline hot diverged with seed 1"):
+    with pytest.raises(ValueError, match="the baseline hot diverged: the"):
         ablate(Ablation(dict(reversed(arms.items())), (1,), common), tmp_path / "other")
 
 
@@ -115,8 +116,8 @@ def test_held_out_losses_are_those_of_a_plain_pass(common, corpus, tmp_path):
         assert found["loss"][number] == pytest.approx(expected, abs=1e-5, nan_ok=True)
         assert found["num_masked"][number] == is_masked.sum()
         assert found["num_correct"][number] == (logits.argmax(-1) == ids[is_masked]).sum()
-    assert found["num_tokens"] == [6, 2, 10]
-    assert found["num_characters"] == [30, 8, len("and then it sleeps in a warm red house by")]
+    assert found["num_tokens"] == [len(tokenizer(text, add_special_tokens=False)["input_ids"][:10]) for text in texts]
+    assert found["num_characters"][:2] == [30, 8] and 20 < found["num_characters"][2] < len(texts[2])
 
 
 def test_the_interval_of_a_mean_difference_covers_the_truth_as_often_as_it_says():
@@ -145,7 +146,7 @@ def test_a_document_without_a_masked_token_is_left_out():
         (
             {"a": {}, "b": {"learning_rat": 1}},
             {},
-            "arm b: unknown argument --learning_rat; did you mean --learning_rate",
+            "arm b: learning_rat is no argument of pretraining; did you mean learning_rate",
         ),
         ({"a": {}, "b": {"schedule": "cosine"}}, {}, "arm b: schedule='cosine' is not one of"),
         ({"a": {}, "../b": {}}, {}, r"arm '\.\./b' names a folder"),
@@ -180,7 +181,7 @@ def test_a_file_that_holds_no_ablation_is_refused(tmp_path, text, message):
 def test_arms_with_different_tokenizers_are_compared_per_character_only(common, tmp_path):
     train_wordpiece(["the quick brown fox jumps over lazy dog"] * 9, vocab_size=64).save_pretrained(tmp_path / "other")
     arms = {"a": {}, "b": {"tokenizer_name": str(tmp_path / "other")}}
-    with pytest.raises(ValueError, match="a and b have different tokenizers, .*; compare them per character"):
+    with pytest.raises(ValueError, match=r"a and b have different tokenizers, .*; compare them per character"):
         ablate(Ablation(arms, (1,), common), tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
     report = ablate(Ablation(arms, (1,), common), tmp_path / "runs", per_character=True)

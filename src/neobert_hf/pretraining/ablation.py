@@ -1,10 +1,11 @@
 """Ablations: arms that differ in a few values, trained on the same rows, and compared on the same masks of held-out documents."""
 
+import difflib
 import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,11 @@ class Ablation:
         """Return the arguments of a run, in the folder ARM-SEED of `output_dir`."""
         folder = output_dir / f"{arm}-{seed}"
         values = {**DEFAULTS, **(self.common or {}), **(self.arms[arm] or {}), "output_dir": folder, "seed": seed}
-        values = {"documents_dir": output_dir / "documents", "resume_from_checkpoint": "auto", **values}
+        values = {"resume_from_checkpoint": "auto", **values}
+        names = [item.name for kind in (CorpusArguments, PretrainingArguments) for item in fields(kind)]
+        if unknown := [name for name in values if name not in names]:
+            close = "".join(f"; did you mean {name}?" for name in difflib.get_close_matches(unknown[0], names, n=1))
+            raise ValueError(f"arm {arm}: {unknown[0]} is no argument of pretraining{close}")
         words = []
         for name, value in values.items():
             words += [f"--{name}", *map(str, value if isinstance(value, list | tuple) else [value])]
@@ -166,6 +171,10 @@ def ablate(
         if is_wanted(arm) and (arm, seed) not in results:
             _train(arm, data, training, (ablation.functions or {}).get(arm, {}), texts, max_length)
     results = _read_results(output_dir, ablation)
+    if diverged := [
+        result["diverged"] for run, result in results.items() if run[0] == ablation.baseline and "diverged" in result
+    ]:
+        raise ValueError(f"the baseline {ablation.baseline} diverged: {diverged[0]}; choose another first arm")
     if any(is_wanted(arm) and run not in results for run in runs for arm in run[:1]):
         print("other processes still train; the last one compares the arms", flush=True)
         return None
