@@ -272,5 +272,7 @@ def test_each_arm_keeps_its_best_rate_fills_the_time_of_the_slowest_and_no_run_i
     assert {row["seconds"][0] for row in rows if row["comparison"] == "time"} == {60}
     trained.clear()
     assert json.loads(run_main(peers, *command).strip().splitlines()[-1])["rows"] == rows and not trained
+    with pytest.raises(SystemExit, match="nowhere has no tokenizer"):
+        run_main(peers, "--corpus", "nowhere")
     with pytest.raises(SystemExit, match="runs of other settings"):
         run_main(peers, *command, "--max_length", "16")
