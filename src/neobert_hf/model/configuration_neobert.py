@@ -189,6 +189,10 @@ class NeoBERTConfig(PretrainedConfig):
         # transformers 4 treats `max_length` as a generation parameter and has just set it to the default 20.
         self.max_position_embeddings = context_length
 
+    def __init_subclass__(cls, **kwargs):
+        cls.__init__ = cls.__init__  # to a class without its own, transformers 5 gives that of a dataclass, without our fields
+        super().__init_subclass__(**kwargs)
+
     @property
     def head_dim(self):
         """Width K of one attention head."""
