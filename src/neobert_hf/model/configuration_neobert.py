@@ -190,7 +190,9 @@ class NeoBERTConfig(PretrainedConfig):
         self.max_position_embeddings = context_length
 
     def __init_subclass__(cls, **kwargs):
-        cls.__init__ = cls.__init__  # to a class without its own, transformers 5 gives that of a dataclass, without our fields
+        cls.__init__ = (
+            cls.__init__
+        )  # to a class without its own, transformers 5 gives that of a dataclass, without our fields
         super().__init_subclass__(**kwargs)
 
     @property
