@@ -18,6 +18,7 @@ from no_positions import NoPositionsForMaskedLM
 from pretraining_runs import command, run
 from train_variant import VARIANTS
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertForMaskedLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, inference_copy
 from neobert_hf.model import NeoBERTAttention, SwiGLU
@@ -359,6 +360,15 @@ def test_a_saved_folder_names_the_classes_of_its_file_and_imports_nothing_of_the
     assert len(list(tmp_path.glob("*_neobert.py"))) == 15
 
 
+@pytest.fixture
+def unregistered(monkeypatch):
+    """Auto classes without the classes that other tests, and the snippets of the page, have registered."""
+    for mapping in (CONFIG_MAPPING, AutoModelForSequenceClassification._model_mapping):
+        known = {key: value for key, value in mapping._extra_content.items() if key not in ("geglu_neobert", GegluConfig)}
+        monkeypatch.setattr(mapping, "_extra_content", known)
+
+
+@pytest.mark.usefixtures("unregistered")
 def test_a_process_with_the_package_never_loads_a_variant_as_the_stock_model(tmp_path):
     make("geglu").save_pretrained(tmp_path / "folder")
     folder = str(tmp_path / "folder")
