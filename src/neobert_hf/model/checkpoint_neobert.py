@@ -117,9 +117,7 @@ def save_code(encoder_class: type, classes: Iterable[type], folder: str | Path) 
     """
     shipped = {file.stem for file in custom_object_save(encoder_class, folder)}
     for loaded in {each.__module__: each for each in classes}.values():
-        copied = (
-            custom_object_save(loaded, folder) or ()
-        )  # transformers warns of a class in __main__, which has no file
+        copied = custom_object_save(loaded, folder) or ()  # nothing of a class in __main__, and transformers warns
         for file in (file for file in copied if file.stem not in shipped):
             code = OF_PACKAGE.sub(lambda found: f"{found[1]}.{found[2] or 'modeling_neobert'}", file.read_text("utf-8"))
             # The loader of transformers 4.57 copies only the files that this one imports.

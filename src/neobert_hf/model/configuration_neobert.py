@@ -190,9 +190,8 @@ class NeoBERTConfig(PretrainedConfig):
         self.max_position_embeddings = context_length
 
     def __init_subclass__(cls, **kwargs):
-        cls.__init__ = (
-            cls.__init__
-        )  # to a class without its own, transformers 5 gives that of a dataclass, without our fields
+        # transformers 5 gives a class without an own __init__ that of a dataclass, which would not set these fields
+        cls.__init__ = cls.__init__
         super().__init_subclass__(**kwargs)
 
     @property

@@ -72,10 +72,7 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
         raise ValueError(f"{device} has no instructions for bfloat16; load the model with dtype=torch.float16")
     in_blocks = {id(layer) for name, layer in model.named_modules() if "transformer_encoder" in name.split(".")}
     modules = [module for encoder in encoders for module in encoder.modules()]
-    # a variant of the model is in a file of its user
-    parents = [
-        module for module in modules if any(base.__module__.endswith("_neobert") for base in type(module).__mro__)
-    ]
+    parents = [module for module in modules if type(module).__module__.endswith("_neobert")]
     layers = {}
     for layer in (child for parent in parents for child in parent.children()):
         if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and not has_own_hooks(layer):

@@ -91,6 +91,7 @@ def _pretrain(data, training, recipe, variant):
             model.config.sparse_prediction = True
     run = identity(data, training, model, tokenizer, source)
     if variant is not None:
+        check_variant(model, recipe)
         run["model"] = full_name(variant)
     if training.phase == 2:
         draws_held_out = not data.streaming and not data.validation_files
@@ -138,8 +139,7 @@ def build_model(
         variant: As `model` of `pretrain`.
 
     Raises:
-        ValueError: An override names no field of the config, or a field that is no number; or the variant's saved folder would
-            load as another model.
+        ValueError: An override names no field of the config, or a field that is no number.
     """
     config_class = NeoBERTConfig
     if variant is not None:
@@ -160,11 +160,7 @@ def build_model(
         except (ValueError, AttributeError, TypeError) as error:
             raise ValueError(f"config_overrides={config_overrides!r}: {error}") from error
         config = type(config).from_dict(config.to_dict())  # validates the combination
-    if variant is None:
-        return AutoModelForMaskedLM.from_config(config)
-    model = variant(config)
-    check_variant(model, recipe)
-    return model
+    return AutoModelForMaskedLM.from_config(config) if variant is None else variant(config)
 
 
 def check_variant(model: PreTrainedModel, recipe: Recipe) -> None:
@@ -214,12 +210,12 @@ def load_model(init_from: str, variant: ModelOrClass | None = None) -> PreTraine
         variant: As `model` of `pretrain`, but no function.
 
     Raises:
-        ValueError: The variant is a function, or the folder's model is a variant and none is given.
+        ValueError: The variant is a function, or none is given and no Auto class knows the folder's model.
     """
     if variant is None:
         kind = PretrainedConfig.get_config_dict(init_from)[0].get("model_type")
-        if kind not in CONFIG_MAPPING:
-            raise ValueError(f"{init_from} holds a {kind}, which is a variant of the model; give its class as model=")
+        if kind is not None and kind not in CONFIG_MAPPING:
+            raise ValueError(f"{init_from} holds a {kind}, whose class is not known here; give it as model=")
         return AutoModelForMaskedLM.from_pretrained(init_from, dtype=torch.float32)
     if not isinstance(variant, type):
         raise ValueError(
