@@ -20,7 +20,7 @@ from train_variant import VARIANTS
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertForMaskedLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, inference_copy
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel, inference_copy
 from neobert_hf.model import NeoBERTAttention, SwiGLU
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.training import build_model, check_variant
@@ -59,8 +59,10 @@ def reference(weights, name, ids, exponent=8.0):
         turned = even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()
         return torch.stack(turned, -1).flatten(1)
 
-    x = weights["model.encoder.weight"][ids]
     columns = torch.arange(len(ids))
+    x = weights["model.encoder.weight"][ids]
+    if "model.positions.weight" in weights:
+        x = x + weights["model.positions.weight"][columns]
     for block in ("model.transformer_encoder.0", "model.transformer_encoder.1"):
         qkv = (norm(x, f"{block}.attention_norm") @ weights[f"{block}.qkv.weight"].T).view(len(ids), 4, 3, 8)
         heads = []
@@ -156,6 +158,27 @@ def test_a_field_of_the_config_changes_the_values():
     model = make("alibi", torch.float64, alibi_exponent=4.0)
     expected, _ = expected_logits(model, "alibi", exponent=4.0)
     torch.testing.assert_close(packed(model), expected, atol=1e-10, rtol=1e-10)
+
+
+class WithPositionsModel(NeoBERTModel):
+    """Learned positions, added to the embeddings."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.positions = torch.nn.Embedding(7, config.hidden_size)
+
+    def embed(self, tokens, layout):
+        return super().embed(tokens, layout) + self.positions(layout.position_ids)
+
+
+@FORWARDS
+def test_positions_that_are_added_to_the_embeddings_are_those_of_each_document(forward):
+    class WithPositionsForMaskedLM(NeoBERTForMaskedLM):
+        encoder_class = WithPositionsModel
+
+    torch.manual_seed(0)
+    model = WithPositionsForMaskedLM(NeoBERTConfig(**SHAPE, decoder_init_range=0.3, embedding_init_range=1)).double()
+    torch.testing.assert_close(forward(model), expected_logits(model, "stock")[0], atol=1e-10, rtol=1e-10)
 
 
 def test_attention_without_probabilities_refuses_to_return_them():
