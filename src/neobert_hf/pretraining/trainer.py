@@ -21,6 +21,7 @@ from transformers import TrainerCallback, TrainerState
 from transformers.integrations import unset_hf_deepspeed_config
 
 from ..files.writing import saving, writing
+from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs.folders import last_complete_checkpoint
 from ..runs.manifests import CHECKPOINTS_INTACT, STATE, CheckedCheckpoints
 from .flops import matrix_flops_per_s, training_flops
@@ -73,7 +74,7 @@ class PretrainingTrainer(CheckedCheckpoints):
             self.accelerator.gradient_accumulation_steps = self.args.gradient_accumulation_steps
             warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
         self.add_callback(LogWhereItEnds())
-        if recipe.architecture != "neobert":
+        if not isinstance(self.accelerator.unwrap_model(self.model), NeoBERTForMaskedLM):
             self.compute_loss_func = masked_lm_loss
 
     # Overrides of Trainer
