@@ -17,9 +17,7 @@ from .writing import saving
 SPECIAL_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 MAX_TOKENS = 1_000_000  # the trainer allocates memory for the whole vocabulary at the start
 MAX_CHARACTERS = 300  # size of the alphabet; texts with rarer characters get the token [UNK]
-MAX_WORDS = (
-    500_000  # different words that the trainer learns from, the most frequent ones; each takes about 1 kB of memory
-)
+MAX_WORDS = 500_000  # the trainer learns from the most frequent words; each takes about 1 kB of memory
 REPEATED = 10_000  # characters of a text that repeats a word for the trainer
 
 # The ends of words inside an identifier, as empty matches: IntervalArray, HTTPServer, float32, b64encode. [0-9], since \d means
