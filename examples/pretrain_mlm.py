@@ -20,9 +20,8 @@ Phase 2 of this run, on longer documents; it reuses the tokenized text:
 The paper, phases 1 and 2; a checkpoint has 2.9 GB, so the newest three stay:
 
     accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16 --save_total_limit 3
-    accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16 --save_total_limit 3 \\
-        --phase 2 --init_from runs/pretraining --output_dir runs/pretraining-4096 \\
-        --documents_dir runs/pretraining/documents
+    accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16 --save_total_limit 3 --phase 2 \\
+        --init_from runs/pretraining --output_dir runs/pretraining-4096 --documents_dir runs/pretraining/documents
 
 Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption. `--recipe` is `paper`, `code`
 (the values of the authors' code) or a YAML file, such as `examples/paper/recipes/m3.yaml` of the paper's ablations. Each value
