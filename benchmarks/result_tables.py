@@ -206,6 +206,31 @@ def packing_plan(result: dict) -> str:
     return f"{table} {settings['num_documents']:,} documents of {lengths}, rows of {settings['row_tokens']:,} tokens."
 
 
+def pretraining_peers(result: dict) -> str:
+    """Held-out loss and accuracy of each model and recipe, over the seeds; the note has the learning rates that were tried."""
+    rows = []
+    for row in result["rows"]:
+        rows.append(
+            [*(row[key] for key in ("comparison", "model", "recipe"))]
+            + [f"{row[key] / 1e6:.2f} M" for key in ("parameters", "in_blocks")]
+            + [f"{row['steps']:,}", f"{statistics.mean(row['tokens']):,.0f}", mean_and_range(row["seconds"], ".0f")]
+            + [f"{row['tokens_per_s']:,.0f}", f"{row['learning_rate']:g}"]
+            + [mean_and_range(row["loss"], ".3f"), mean_and_range(row["accuracy"], ".1%")]
+        )
+    heads = ["equal", "model", "recipe", "parameters", "in blocks", "steps", "tokens", "seconds", "tokens/s"]
+    table = grid(rows, [*heads, "learning rate", "held-out loss", "masked accuracy"])
+    tried = {}
+    for trial in result["trials"]:
+        tried.setdefault(f"{trial['model']} by {trial['recipe']}", []).append(
+            f"{trial['loss']:.3f} at {trial['learning_rate']:g}"
+        )
+    losses = "; ".join(f"{name} {', '.join(found)}" for name, found in tried.items())
+    settings = result["settings"]
+    note = f"Mean ± half the range of {len(settings['seeds'])} seeds, {result['num_predicted']:,} predicted tokens of "
+    note += f"{settings['num_held_out']:,} held-out documents, {settings['tokens_per_step']:,} tokens a step, float32. "
+    return f"{table}\n\n{note}Held-out loss of the first seed by learning rate: {losses}. {source(result)}."
+
+
 def contextual_speed(result: dict) -> str:
     """Times, and the memory by batch size."""
     memory = ", ".join(f"{value:,.0f} MB for {size} pairs" for size, value in result["memory_mb"].items())
@@ -300,6 +325,7 @@ SPECIAL = (
     embeddings,
     few_examples,
     packing_plan,
+    pretraining_peers,
     rehearsal,
     roofline,
     runtimes,

@@ -40,14 +40,14 @@ def options_of(corpus, folder, **changes):
     return {name: value for name, value in {**options, **changes}.items() if value is not None}
 
 
-def run(corpus, folder, **changes):
-    """Pretrain in this process; return the loss of each step."""
+def run(corpus, folder, functions=None, model=None, **changes):
+    """Pretrain in this process, with functions and a model as `pretrain` takes them; return the loss of each step."""
     values = {name: _plain(value) for name, value in options_of(corpus, folder, **changes).items()}
     names = {field.name for field in fields(CorpusArguments)}
     data = CorpusArguments(**{name: value for name, value in values.items() if name in names})
     training = PretrainingArguments(**{name: value for name, value in values.items() if name not in names})
     with mock.patch("neobert_hf.pretraining.summary.plot_curves"):  # takes as long as the training
-        pretrain(data, training)
+        pretrain(data, training, model=model, **functions or {})
     return losses_of(folder)
 
 

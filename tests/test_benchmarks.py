@@ -1,11 +1,15 @@
 """Benchmarks: the published forward gives the published logits, the ceiling's arithmetic holds, and every script runs."""
 
+import copy
 import importlib
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pretraining
+import pretraining_peers as peers
 import pytest
 import ragged
 import result_tables
@@ -32,6 +36,8 @@ OPTIONS = {
     "packing_plan": "--num_documents 2000 --documents_per_task 100 --num_read 3",
     "pretraining": "--config num_hidden_layers=1 --num_steps 1 --num_rounds 1 --row_tokens 64 --tokens_per_step 64 "
     "--max_length 32 --dtype float32",
+    "pretraining_peers": "--corpus corpus --folder runs --num_steps 1 --tokens_per_step 64 --max_length 32 --num_documents 200 "
+    "--num_held_out 10 --learning_rates 1e-3 --seeds 0",
     "finetuning_speed": f"--data_dir glue --tasks cola --models {MINI_MODEL_PATH} --num_steps 1 --num_rounds 1 --batch_size 2",
     "adapters": "--shapes mini --batch 2 --length 8 --rank 2 --num_rounds 1",
     "finetuning": "--tasks cola --seeds 0 --ways tf-idf",
@@ -131,6 +137,9 @@ def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path
     monkeypatch.chdir(tmp_path)
     if name == "serving":
         Path("exported").symlink_to(request.getfixturevalue("exported_mini"))
+    if name == "pretraining_peers":
+        Path("corpus").symlink_to(request.getfixturevalue("corpus"))
+        monkeypatch.setattr(peers, "in_new_process", lambda function, *arguments: function(*arguments))
     if name == "embeddings":
         for needed in ("bm25s", "Stemmer"):
             pytest.importorskip(needed, reason="benchmarks/embeddings.py compares with BM25 (pip install -e .[bench])")
@@ -167,3 +176,103 @@ def test_a_runtime_that_is_not_installed_is_named_before_a_file_is_written(tmp_p
     with pytest.raises(SystemExit, match="openvino is not installed"):
         run_main(runtimes, "--paths", "sdpa", "openvino", "--folder", str(tmp_path / "files"))
     assert not any(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------------- pretraining beside its peers
+
+
+@pytest.fixture
+def peer_arguments(corpus, tmp_path):
+    """Arguments of a miniature of pretraining_peers.py."""
+    sizes = dict(tokens_per_step=64, max_length=32, num_documents=200, num_held_out=20)
+    return SimpleNamespace(corpus=str(corpus), folder=str(tmp_path / "runs"), **sizes)
+
+
+def test_the_three_models_have_equal_numbers_of_parameters_within_two_percent(tokenizer):
+    larger = copy.deepcopy(tokenizer)
+    larger.add_tokens([f"token{i}" for i in range(4096 - len(tokenizer))])
+    assert len(larger) == 4096
+    sizes = [peers.num_parameters(peers.build(name, larger, 256)) for name in peers.SHAPES]
+    counts = [size["parameters"] for size in sizes]
+    assert max(counts) <= 1.02 * min(counts) and min(counts) > 5e6
+    # NeoBERT's output matrix is its own; BERT has positions and two segments beside the tokens
+    outside = [size["parameters"] - size["in_blocks"] for size in sizes]
+    assert outside == [2 * 4096 * 256, (4096 + 256 + 2) * 256, 4096 * 256]
+
+
+def test_every_arm_trains_the_same_sizes_and_predicts_the_same_masked_tokens(peer_arguments, tokenizer, monkeypatch):
+    seen, original = [], peers.held_out_figures
+    monkeypatch.setattr(peers, "held_out_figures", lambda model, found: seen.append(found) or original(model, found))
+    settings = peers.prepare(peer_arguments)
+    results = [peers.train_and_evaluate(*arm, 1e-3, 2, seed, settings) for seed, arm in enumerate(peers.ARMS)]
+    assert results[0]["parameters"] == results[1]["parameters"]  # of `pretrain` and of `build`
+    assert [result["tokens"] for result in results[1:]] == [128] * 3 and 100 < results[0]["tokens"] <= 128
+    for batches in seen[1:]:
+        for batch, first in zip(batches, seen[0], strict=True):
+            assert all(torch.equal(batch[name], first[name]) for name in ("input_ids", "attention_mask", "labels"))
+    flat = {name: torch.cat([batch[name].flatten() for batch in seen[0]]) for name in seen[0][0]}
+    is_predicted = flat["labels"] != -100
+    assert torch.equal(is_predicted, flat["input_ids"] == tokenizer.mask_token_id)
+    assert not torch.isin(flat["labels"], torch.tensor(tokenizer.all_special_ids)).any()
+    assert 0.1 < is_predicted.sum() / flat["attention_mask"].sum() < 0.2
+
+
+@pytest.mark.parametrize("name", peers.SHAPES)
+def test_held_out_figures_are_those_of_each_document_alone(name, peer_arguments, tokenizer):
+    """The expected figures are computed document by document, without padding."""
+    folder = Path(peers.prepare(peer_arguments)["folder"])
+    batches = peers.held_out_batches(str(folder / "held_out.jsonl"), tokenizer, 32, batch_size=7)
+    torch.manual_seed(0)
+    model = peers.build(name, tokenizer, 32).eval()
+    losses, is_right = [], []
+    for batch in batches:
+        for ids, mask, labels in zip(*(batch[name] for name in ("input_ids", "attention_mask", "labels"))):
+            with torch.no_grad():
+                logits = model(input_ids=ids[mask == 1][None]).logits[0].double().numpy()
+            for place in (labels[mask == 1] != -100).nonzero().flatten():
+                row, label = logits[place], labels[mask == 1][place]
+                losses.append(np.log(np.exp(row).sum()) - row[label])
+                is_right.append(row.argmax() == label)
+    found = peers.held_out_figures(model, batches)
+    expected = {"loss": np.mean(losses), "accuracy": np.mean(is_right), "num_predicted": len(losses)}
+    assert found == pytest.approx(expected, rel=1e-5) and len(losses) > 40
+
+
+def test_blocks_of_the_stock_recipe_are_the_concatenated_documents(peer_arguments, tokenizer):
+    folder = Path(peers.prepare(peer_arguments)["folder"])
+    texts = [json.loads(line)["text"] for line in (folder / "train.jsonl").read_text().splitlines()]
+    ids = [number for text in texts for number in tokenizer(text)["input_ids"]]
+    blocks = peers.load_from_disk(folder / "blocks")["input_ids"]
+    assert len(texts) == 200 and [*blocks] == [ids[i : i + 32] for i in range(0, len(ids) - 31, 32)]
+
+
+def test_each_arm_keeps_its_best_rate_fills_the_time_of_the_slowest_and_no_run_is_trained_twice(
+    peer_arguments, monkeypatch
+):
+    best = {("NeoBERT", peers.OURS): 2e-3, ("NeoBERT", peers.STOCK): 1e-3, **dict.fromkeys(peers.ARMS[2:], 4e-3)}
+    per_step = dict(zip(peers.ARMS, (0.5, 1.0, 2.0, 1.5)))
+    trained = []
+
+    def instead(function, model, recipe, rate, num_steps, seed, settings):
+        trained.append((model, recipe, rate, num_steps, seed))
+        arm = model, recipe
+        sizes = dict(parameters=5, in_blocks=3, learning_rate=rate, steps=num_steps, tokens=64 * num_steps)
+        figures = dict(loss=abs(rate - best[arm]) + seed, accuracy=0.5, num_predicted=9)
+        return {**sizes, "seconds": per_step[arm] * num_steps, **figures}
+
+    monkeypatch.setattr(peers, "in_new_process", instead)
+    options = [f"--{name}={value}" for name, value in vars(peer_arguments).items()]
+    command = [*options, "--num_steps=30", "--seeds", "0", "1", "--learning_rates", "1e-3", "2e-3", "4e-3"]
+    printed = run_main(peers, *command)
+    rows = json.loads(printed.strip().splitlines()[-1])["rows"]
+    assert len(trained) == len(set(trained)) == 4 * (3 + 1) + 2 * 2  # rates; one more seed; two faster arms, twice
+    assert all(row["learning_rate"] == best[row["model"], row["recipe"]] for row in rows)
+    steps = {row["model"]: row["steps"] for row in rows if row["comparison"] == "time"}
+    assert steps == {"NeoBERT": 120, "BERT": 30, "ModernBERT": 40}
+    assert {row["seconds"][0] for row in rows if row["comparison"] == "time"} == {60}
+    trained.clear()
+    assert json.loads(run_main(peers, *command).strip().splitlines()[-1])["rows"] == rows and not trained
+    with pytest.raises(SystemExit, match="nowhere has no tokenizer"):
+        run_main(peers, "--corpus", "nowhere")
+    with pytest.raises(SystemExit, match="runs of other settings"):
+        run_main(peers, *command, "--max_length", "16")

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from datasets import Dataset, Features, List, Value
-from muon import MuonWithAdamW
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import EmbedDistillLoss, MultipleNegativesRankingLoss
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTForMaskedLM, best_dtype, sentence_transformer
 from neobert_hf.embeddings import ContrastiveTrainer
-from neobert_hf.pretraining import PackedMLMCollator
+from neobert_hf.pretraining import PackedMLMCollator, muon
 
 TEXTS_AT_ONCE = 8192  # texts in a file of teacher vectors
 SAMPLED_ROWS = 512  # rows whose mean length determines the batch size of their set
@@ -242,11 +241,9 @@ class DistillationTrainer(ContrastiveTrainer):
     def create_optimizer(self, *args) -> torch.optim.Optimizer:
         """Return Muon for the matrices of the blocks, and AdamW for embeddings, norms and decoder."""
         if self.optimizer is None:
-            blocks = self.language_model.model.transformer_encoder
-            matrices = {parameter: None for parameter in blocks.parameters() if parameter.ndim == 2}
-            others = [other for other in self.language_model.parameters() if other not in matrices]
+            parameters = dict(self.language_model.named_parameters())
             options = {"lr": self.args.learning_rate, "weight_decay": self.args.weight_decay}
-            self.optimizer = MuonWithAdamW(matrices, others, **options, dtype=best_dtype(self.args.device))
+            self.optimizer = muon(parameters, **options, betas=(0.9, 0.98))  # fused matrices as one
         return self.optimizer
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:

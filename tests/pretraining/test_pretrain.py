@@ -6,6 +6,7 @@ from itertools import islice
 from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import SENTENCE, run_main
 from pretraining_runs import QUIET, RECIPES_OF_PAPER, SIZES, SMALL, run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import neobert_cli
+from neobert_hf import PackedMLMCollator
 from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.files.writing import write_json
 from neobert_hf.pretraining import rows
@@ -41,17 +43,24 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     told = {
         "recipe": "paper, phase 2",
         "schedule": "constant at a tenth of the peak",
+        "lengths": "up to 64 tokens, in rows of 64: 20% of the steps above 0, 40% of the steps above 24, "
+        "40% of the steps above 40",
         "steps": 6,
         "precision": "fp32",
         "seed": 42,
     }
     told |= {
-        "peak_learning_rate": 3e-3,
-        "tokens_per_step": 256,
-        "mlm_probability": 0.2,
+        "peak learning rate": 3e-3,
+        "tokens a step": 256,
+        "mask rate": "0.2",
         "tokens": summary["num_tokens"],
     }
     assert told.items() <= record["settings"].items() and record["settings"]["optimizer"].startswith("adamw_torch")
+    assert record["settings"]["command"] == (
+        "python examples/pretrain_mlm.py --learning_rate 0.003 --max_steps 6 --tokens_per_step 256 --max_length 64 "
+        "--longer_than 24 40 --train_files train.jsonl --validation_files held_out.jsonl --tokenizer_name tokenizer "
+        "--phase 2 --init_from one --row_tokens 64"
+    )
     assert list(tmp_path.glob("one/**/events.out.tfevents*"))  # TensorBoard is the default
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "two")
     assert model.config.max_position_embeddings == 64 and not model.config.sparse_prediction
@@ -141,6 +150,25 @@ def test_more_workers_than_files_of_a_stream_are_refused(corpus, tokenizer, tmp_
     data = CorpusArguments(train_files=[str(corpus / "train.jsonl")], streaming=True)
     with pytest.raises(ValueError, match="dataloader_num_workers=3 is above num_shards=1"):
         rows.open_stream(data, arguments(tmp_path, dataloader_num_workers=3), tokenizer)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_row_is_masked_at_the_rate_of_its_step(corpus, tokenizer, tmp_path, streaming):
+    """Three steps of 40 rows with 2,400 tokens or more each; 0.04 is more than three standard deviations of a share of 0.2."""
+    files = [str(corpus / "train.jsonl")]
+    data = CorpusArguments(
+        train_files=files, documents_dir=str(tmp_path / "documents"), streaming=streaming, num_processes=1
+    )
+    data.num_held_out = 20
+    training = arguments(tmp_path, max_steps=3, tokens_per_step=64 * 40, warmup_steps=0, mask_rate=[0.5, 0.2, 0.05])
+    text, _, _ = rows.open_text(data, training, tokenizer)
+    drawn = list(text if streaming else rows.training_rows(data, training, text))
+    collator, ends = PackedMLMCollator(tokenizer), torch.tensor([tokenizer.cls_token_id, tokenizer.sep_token_id])
+    for step, rate in enumerate(training.mask_rate):
+        batch = [collator([row]) for row in drawn[40 * step : 40 * step + 40]]
+        masked = torch.cat([(row["labels"] != -100).flatten() for row in batch])
+        special = torch.cat([torch.isin(row["input_ids"], ends).flatten() for row in batch])
+        assert abs(masked[~special].float().mean() - rate) < 0.04
 
 
 # Documents

@@ -40,7 +40,7 @@ def trainer_of(tmp_path, tokenizer, documents, tiny_config):
         set_seed(0)
         tiny_config.sparse_prediction = True
         num_rows = args.max_steps * args.rows_per_step
-        masking = dict(mlm_probability=recipe.mlm_probability, batch_format=recipe.batch_format)
+        masking = dict(mlm_probability=recipe.mask_rate[0], batch_format=recipe.batch_format)
         return PretrainingTrainer(
             model(recipe) if model else NeoBERTForMaskedLM(tiny_config),
             args,

@@ -27,6 +27,8 @@ CORNERS = {
         (2_000_000, 0.1),
     ],
     "code": [(0, 1e-4), (1_000, 0.50005), (2_000, 1.0), (452_000, 0.55), (900_000, 0.1), (1_000_000, 0.1)],
+    # 1 - sqrt of the share of the decay that has passed
+    "wsd": [(0, 0.0), (1_000, 0.5), (2_000, 1.0), (900_000, 1.0), (925_000, 0.5), (1_000_000, 0.0), (2_000_000, 0.0)],
     "linear": [(0, 0.0), (1_000, 0.5), (2_000, 1.0), (501_000, 0.5), (1_000_000, 0.0)],
 }
 
@@ -50,9 +52,18 @@ def test_the_schedule_rises_then_falls_without_jumps(name):
     assert max(abs(a - b) for a, b in zip(factors[peak:], factors[peak + 1 :])) < 2e-4  # pi / 2 * 0.9 / 8,980 steps
 
 
+def test_mask_rates_follow_one_another_for_their_shares_of_the_steps():
+    recipe = Recipe(mask_rate=(0.3, 0.15, 0.05)).replace(max_steps=10)
+    assert [recipe.mask_rate_at(step) for step in range(11)] == [0.3] * 3 + [0.15] * 4 + [0.05] * 4
+    recipe = recipe.replace(mask_rate_shares=(0.7, 0.2, 0.1))
+    assert [recipe.mask_rate_at(step) for step in range(10)] == [0.3] * 7 + [0.15] * 2 + [0.05]
+    assert Recipe(mask_rate=0.4).mask_rate_at(999) == 0.4
+    assert recipe.second_phase().mask_rate == (0.05,)
+
+
 def test_fewer_steps_scale_warmup_and_decay_unless_they_are_given():
     recipe = Recipe().replace(max_steps=1_000)
-    assert (recipe.warmup_steps, recipe.decay_until) == (2, 900)
+    assert (recipe.warmup_steps, recipe.decay_until, recipe.decay_from) == (2, 900, 900)
     recipe = Recipe().replace(max_steps=1_000, warmup_steps=100)
     assert (recipe.warmup_steps, recipe.decay_until) == (100, 900)
 
@@ -69,7 +80,7 @@ def test_the_recipe_of_the_paper_has_its_values():
     assert (recipe.adam_beta1, recipe.adam_beta2, recipe.adam_epsilon) == (0.9, 0.95, 1e-8)
     assert (recipe.weight_decay, recipe.max_grad_norm) == (0.1, 1.0)
     assert (recipe.max_length, recipe.tokens_per_step) == (1024, 2**21)
-    assert (recipe.mlm_probability, recipe.mask_replace_prob, recipe.random_replace_prob) == (0.2, 1.0, 0.0)
+    assert (recipe.mask_rate, recipe.mask_replace_prob, recipe.random_replace_prob) == ((0.2,), 1.0, 0.0)
 
 
 def test_the_second_phase_has_the_values_of_the_paper():
@@ -86,7 +97,7 @@ def test_ablations_change_only_the_values_of_table_2():
         ("m1", "m2"): {"corpus", "text_column"},
         ("m2", "m3"): {"tokenizer"},
         ("m2", "m4"): {"schedule", "weight_decay", "adam_beta2"},
-        ("m4", "m5"): {"mlm_probability", "mask_replace_prob", "random_replace_prob"},
+        ("m4", "m5"): {"mask_rate", "mask_replace_prob", "random_replace_prob"},
         ("m5", "m6"): {"batch_format"},
         ("m5", "m7"): {"config"},
         ("m7", "m8"): {"config"},
@@ -105,6 +116,14 @@ def test_ablations_change_only_the_values_of_table_2():
         ({"mixture": (0.5, 0.5, 0.5)}, "must sum to 1"),
         ({"longer_than": (512, 1024, 2048)}, "with a share for each of longer_than"),
         ({"warmup_steps": 950_000}, "must be in ascending order"),
+        ({"schedule": "wsd", "decay_from": 1_000}, "warmup_steps=2000, decay_from=1000 and max_steps=1000000 must"),
+        ({"optimizer": "sgd"}, "optimizer='sgd' is not one of adamw, muon"),
+        ({"mask_rate": ()}, "is not above 0 and at most 1"),
+        (
+            {"mask_rate": (0.3, 0.1), "mask_rate_shares": (0.5, 0.4)},
+            "must sum to 1, with a share for each of mask_rate",
+        ),
+        ({"mask_rate": (0.3, 0.1), "mask_rate_shares": (1.0,)}, "must sum to 1, with a share for each of mask_rate"),
         ({"architecture": "roberta-prelayernorm"}, "cannot keep packed documents apart"),
     ],
 )
@@ -116,7 +135,7 @@ def test_an_invalid_recipe_is_refused(changes, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("learning_rat: 1", "must hold values by name, such as max_length: 512; the names are learning_rate, "),
+        ("learning_rat: 1", "must hold values by name, such as max_length: 512; the names are optimizer, "),
         ("- 5", "must hold values by name"),
         ("learning_rate: 1e-4", r"learning_rate='1e-4' is a str, not a float \(0.0001, not 1e-4\)"),
         ("max_steps: 1.5", "max_steps=1.5 is a float, not a int"),
@@ -131,6 +150,7 @@ def test_a_file_that_holds_no_recipe_is_refused(tmp_path, text, message):
 
 
 def test_values_of_a_file_have_the_types_of_a_recipe(tmp_path):
-    (tmp_path / "m.yaml").write_text("mixture: [0.5, 0.5, 0.0]\nweight_decay: 0\nconfig: {hidden_size: 64}")
+    text = "mixture: [0.5, 0.5, 0.0]\nweight_decay: 0\nconfig: {hidden_size: 64}\nmask_rate: 0.4"
+    (tmp_path / "m.yaml").write_text(text)
     recipe = load_recipe(str(tmp_path / "m.yaml"))
-    assert recipe == Recipe(mixture=(0.5, 0.5, 0.0), weight_decay=0.0, config={"hidden_size": 64})
+    assert recipe == Recipe(mixture=(0.5, 0.5, 0.0), weight_decay=0.0, config={"hidden_size": 64}, mask_rate=(0.4,))

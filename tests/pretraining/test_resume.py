@@ -18,7 +18,12 @@ from neobert_hf.runs.folders import LOCK, last_complete_checkpoint, lock_run
 
 
 @pytest.mark.parametrize(
-    "options", [{}, pytest.param({"streaming": True, "dataloader_num_workers": 1}, marks=pytest.mark.slow)]
+    "options",
+    [
+        {},
+        {"optimizer": "muon", "schedule": "wsd", "mask_rate": [0.3, 0.15, 0.05]},
+        pytest.param({"streaming": True, "dataloader_num_workers": 1}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_resumes_to_the_same_losses_bitwise(corpus, tmp_path, options):
     """SIGKILL after the sixth step; the folder also holds a partial checkpoint."""

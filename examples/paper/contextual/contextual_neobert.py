@@ -13,9 +13,7 @@ Axes: `B` texts, `L` columns of the input; `J` context vectors; `S` soft prompt 
 Source: paper, section 5.2.2 and appendix G; CDE, section 4.2.
 """
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -123,17 +121,6 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
     def auto_classes(self) -> dict[str, type]:
         """See `NeoBERTPreTrainedModel.auto_classes`."""
         return {"AutoConfig": ContextualNeoBERTConfig, "AutoModel": ContextualNeoBERTModel}
-
-    def save_pretrained(self, save_directory, *args, **kwargs):
-        """Save weights, config and code, so that the folder loads with `trust_remote_code=True` and without this project."""
-        super().save_pretrained(save_directory, *args, **kwargs)
-        if kwargs.get("is_main_process", True):
-            code = re.sub(r"from neobert_hf\.model\.", "from .", Path(__file__).read_text("utf-8"))
-            # The loader of transformers 4.57 copies only the files that this one imports.
-            names = {file.stem for file in Path(save_directory).glob("*_neobert.py")} - {"contextual_neobert"}
-            missing = [name for name in sorted(names) if f"from .{name} import" not in code]
-            code += "".join(f"from .{name} import __doc__ as _  # noqa: E402, F401\n" for name in missing)
-            Path(save_directory, "contextual_neobert.py").write_text(code, "utf-8")
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The token embeddings of the second stage; the first stage has its own."""

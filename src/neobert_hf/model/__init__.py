@@ -4,8 +4,9 @@ Read them in this order: modeling, layout, plan, attention, blocks.
 """
 
 from . import modeling_neobert
+from .blocks_neobert import NeoBERTAttention, RMSNorm, SwiGLU
 from .inference_neobert import inference_copy
 from .machine_neobert import best_dtype
 from .modeling_neobert import *  # noqa: F403  (its `__all__` is the list of classes)
 
-__all__ = [*modeling_neobert.__all__, "best_dtype", "inference_copy"]
+__all__ = [*modeling_neobert.__all__, "NeoBERTAttention", "RMSNorm", "SwiGLU", "best_dtype", "inference_copy"]

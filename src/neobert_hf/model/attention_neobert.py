@@ -84,6 +84,21 @@ def attend_sdpa(q_THK, k_THK, v_THK, plan):
     return torch.cat(outputs, dim=1).transpose(0, 1), None
 
 
+def attend_rows(attend, q_THK, k_THK, v_THK, plan):
+    """(T, H, K) by `NeoBERTAttention.attend` of a variant, which one call for each document of a packed layout keeps apart."""
+    layout, no_mask = plan.layout, q_THK.new_zeros(())
+    if not layout.is_packed:
+        mask = no_mask if plan.mask is None else additive(plan.mask, q_THK.dtype)
+        q, k, v = (split_rows(x, layout) for x in (q_THK, k_THK, v_THK))
+        return attend(q, k, v, layout.position_ids.view(layout.shape), mask).transpose(1, 2).flatten(0, 1)
+    lengths = layout.lengths or layout.cu_seq_lens.diff().tolist()  # trusted boundaries are on the device only
+    outputs = []
+    for *parts, positions_L in zip(*(x.split(lengths) for x in (q_THK, k_THK, v_THK, layout.position_ids))):
+        q, k, v = (x.transpose(0, 1)[None] for x in parts)
+        outputs.append(attend(q, k, v, positions_L[None], no_mask)[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
 def make_dense_mask(layout, mask_4d=None):
     """Mask of a dense layout, broadcastable to (B, H, L, L); None if every token may attend to all others."""
     is_key = None if layout.is_real is None else layout.is_real[:, None, None, :]

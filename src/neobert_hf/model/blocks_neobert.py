@@ -11,7 +11,7 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .attention_neobert import split_rows
+from .attention_neobert import attend_rows, split_rows
 from .backends_neobert import find_backend
 from .configuration_neobert import NeoBERTConfig
 from .gpu_neobert import compiled_regions, runs_in_regions
@@ -55,8 +55,13 @@ class NeoBERTAttention(nn.Module):
 
     vLLM's backend for transformers searches for a module whose forward calls one function of `ALL_ATTENTION_FUNCTIONS`, and finds
     its own layer of attention by `layer_idx`.
+
+    Attributes:
+        attend: In a variant, a method (q, k, v, positions_BL, mask) that attends within each row: queries, keys, values and
+            result are (B, H, L, K), `mask` is to be added to the scores. It runs on each document of a packed layout.
     """
 
+    attend = None
     is_causal = False
     num_key_value_groups = 1
 
@@ -72,6 +77,8 @@ class NeoBERTAttention(nn.Module):
         Returns:
             (T, H, K), and the probabilities (B, H, L, L) if the backend is eager, else None.
         """
+        if self.attend is not None:
+            return attend_rows(self.attend, q_THK, k_THK, v_THK, plan), None
         if own := find_backend(plan.backend).attend:
             return own(q_THK, k_THK, v_THK, plan)
         q, k, v = (split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
@@ -81,17 +88,32 @@ class NeoBERTAttention(nn.Module):
 
 
 class NeoBERTBlock(GradientCheckpointingLayer):
-    """One pre-normalised block: attention, then SwiGLU, each added to the residual stream."""
+    """One pre-normalised block: attention, then SwiGLU, each added to the residual stream.
 
-    def __init__(self, config: NeoBERTConfig, layer_idx: int):
+    Args:
+        config: Shape of the block.
+        layer_idx: Number of the block.
+        norm_class: Made from (D, eps=...) twice; this and the following are those of `NeoBERTModel`.
+        attention_class: Made from (config, layer_idx).
+        ffn_class: Made from (config).
+    """
+
+    def __init__(
+        self,
+        config: NeoBERTConfig,
+        layer_idx: int,
+        norm_class: type[nn.Module] = RMSNorm,
+        attention_class: type[nn.Module] = NeoBERTAttention,
+        ffn_class: type[nn.Module] = SwiGLU,
+    ):
         super().__init__()
         self.head_dim = config.head_dim  # tensor parallelism leaves a part of the heads in each process
-        self.attention_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.attention_norm = norm_class(config.hidden_size, eps=config.norm_eps)
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
-        self.attention = NeoBERTAttention(config, layer_idx)
+        self.attention = attention_class(config, layer_idx)
         self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.ffn_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.ffn = SwiGLU(config)
+        self.ffn_norm = norm_class(config.hidden_size, eps=config.norm_eps)
+        self.ffn = ffn_class(config)
 
     def forward(
         self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: torch.Tensor | None = None
@@ -102,7 +124,7 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         the products after attention are computed for them alone.
         """
         parts = self.attention_norm, self.ffn_norm, self.ffn
-        # an adapter may have replaced one
+        # a variant of the model or an adapter may have replaced one
         is_own = type(self.attention_norm) is type(self.ffn_norm) is RMSNorm and type(self.ffn) is SwiGLU
         if plan.kernels != "plain" and is_own and not is_hooked(*parts):
             if plan.kernels != "compiled":

@@ -1,7 +1,12 @@
 """Checkpoint validation on load (complete encoder) and on save; `auto_map` on save."""
 
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
 import torch
 from transformers import PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -96,3 +101,26 @@ def set_auto_map(model, auto_classes: dict[str, type]) -> None:
         # FSDP2 replaces the class of the model with a subclass that is defined in PyTorch. Without this line transformers would
         # save PyTorch's source file and name it in `auto_map`.
         type(model)._auto_class = None
+
+
+# In the folder, the files of this package stand beside the one that imports them.
+OF_PACKAGE = re.compile(r"^(\s*from )neobert_hf(?:\.model(?:\.(\w+))?)?(?= import )", re.MULTILINE)
+
+
+def save_code(encoder_class: type, classes: Iterable[type], folder: str | Path) -> None:
+    """Copy the files of this package, and the files of other places that define classes, so that they load without the package.
+
+    Args:
+        encoder_class: `NeoBERTModel`, whose file imports all files of this package.
+        classes: The classes that `auto_map` names.
+        folder: Folder of the saved model.
+    """
+    shipped = {file.stem for file in custom_object_save(encoder_class, folder)}
+    for loaded in {each.__module__: each for each in classes}.values():
+        copied = custom_object_save(loaded, folder) or ()  # nothing of a class in __main__, and transformers warns
+        for file in (file for file in copied if file.stem not in shipped):
+            code = OF_PACKAGE.sub(lambda found: f"{found[1]}.{found[2] or 'modeling_neobert'}", file.read_text("utf-8"))
+            # The loader of transformers 4.57 copies only the files that this one imports.
+            missing = [name for name in sorted(shipped) if f"from .{name} import" not in code]
+            code += "".join(f"from .{name} import __doc__ as _  # noqa: E402, F401\n" for name in missing)
+            file.write_text(code, "utf-8")

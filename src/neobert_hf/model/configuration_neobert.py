@@ -189,6 +189,11 @@ class NeoBERTConfig(PretrainedConfig):
         # transformers 4 treats `max_length` as a generation parameter and has just set it to the default 20.
         self.max_position_embeddings = context_length
 
+    def __init_subclass__(cls, **kwargs):
+        # transformers 5 gives a class without an own __init__ that of a dataclass, which would not set these fields
+        cls.__init__ = cls.__init__
+        super().__init_subclass__(**kwargs)
+
     @property
     def head_dim(self):
         """Width K of one attention head."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from .blocks_neobert import NeoBERTAttention, NeoBERTBlock
 from .gpu_neobert import GraphCache
 from .kernels_neobert import COPY_REMEDY, InferenceLinear, Int8Linear, has_own_hooks
 from .machine_neobert import TORCH, best_dtype
@@ -23,6 +24,12 @@ def check_conversion(model: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor
         changed = fn(torch.empty(0, dtype=model.dtype, device=model.device))
         if (changed.dtype, changed.device) != (model.dtype, model.device):
             check_is_original(model, f"converted to {changed.dtype} on {changed.device}")
+
+
+def runs_as_graph(encoder: nn.Module) -> bool:
+    """Whether CUDA graphs may replay an encoder: attention of a variant reads lengths on the host, which a graph keeps."""
+    blocks = encoder.transformer_encoder
+    return all(type(block) is NeoBERTBlock and type(block.attention) is NeoBERTAttention for block in blocks)
 
 
 @torch.inference_mode(False)  # tensors that are made in inference mode could not be used outside it
@@ -84,6 +91,6 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
     for module in copied.modules():
         if hasattr(module, "is_inference_copy"):
             module.is_inference_copy = True
-            if is_on_gpu and hasattr(module, "graphs"):
+            if is_on_gpu and hasattr(module, "graphs") and runs_as_graph(module):
                 module.graphs = GraphCache(module)
     return copied.eval()

@@ -14,6 +14,7 @@ Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `S` token
 `H` heads; `K` head width; `F` feed-forward; `V` vocabulary; `C` labels.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,6 @@ from functools import partial
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.dynamic_module_utils import custom_object_save
 from transformers.modeling_outputs import (
     BaseModelOutput,
     MaskedLMOutput,
@@ -35,12 +35,13 @@ from transformers.utils import can_return_tuple
 # The loader of transformers 4.57 copies only the files that this one imports directly, so it imports all of them.
 from .attention_neobert import attend_sdpa, loading_error  # noqa: F401
 from .backends_neobert import check_installed, is_own_backend
-from .blocks_neobert import NeoBERTBlock, RMSNorm, normalize
+from .blocks_neobert import NeoBERTAttention, NeoBERTBlock, RMSNorm, SwiGLU, normalize
 from .checkpoint_neobert import (
     check_can_be_saved,
     check_encoder_is_complete,
     check_parallel_shape,
     check_vocabulary,
+    save_code,
     set_auto_map,
     warn_of_frozen_layers,
 )
@@ -99,8 +100,16 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
 
     @property
     def auto_classes(self) -> dict[str, type]:
-        """The Auto classes that load a saved folder, and the classes that they return."""
-        return AUTO_CLASSES
+        """The Auto classes that load a saved folder, and the classes that they return.
+
+        A variant, whose config class is its own, has those classes of the same file that name this config class.
+        """
+        config_class = type(self.config)
+        if config_class is NeoBERTConfig:
+            return AUTO_CLASSES
+        in_file = vars(sys.modules[config_class.__module__]).values()
+        variant = [each for each in in_file if getattr(each, "config_class", None) is config_class]
+        return {"AutoConfig": config_class} | {each._auto_class: each for each in variant if each._auto_class}
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.base_model.encoder
@@ -173,25 +182,39 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         return super()._apply(fn, *args, **kwargs)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
-        """Save weights, config and code, with an `auto_map` for every Auto class; an inference copy refuses."""
+        """Save weights, config and code, also that of a subclass, with an `auto_map`; an inference copy refuses."""
         check_is_original(self, "saved")
         check_can_be_saved(self)
         set_auto_map(self, self.auto_classes)
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):  # for a subclass, super() saves only its own file
-            custom_object_save(NeoBERTModel, save_directory)
+            save_code(NeoBERTModel, self.auto_classes.values(), save_directory)
 
 
 class NeoBERTModel(NeoBERTPreTrainedModel):
-    """The encoder: token ids in, one vector per token out."""
+    """The encoder: token ids in, one vector per token out.
 
+    A subclass is a variant of the model if it sets one of the classes below, or overrides `embed` or `rotary_table`
+    (docs/variants.md).
+
+    Attributes:
+        norm_class: Norm before attention, before the feed-forward layer and at the end; made from (D, eps=...).
+        attention_class: A `NeoBERTAttention` that overrides `attend`; made from (config, index of the block).
+        ffn_class: Feed-forward layer from (T, D) to (T, D); made from (config).
+    """
+
+    norm_class: type[nn.Module] = RMSNorm
+    attention_class: type[nn.Module] = NeoBERTAttention
+    ffn_class: type[nn.Module] = SwiGLU
     graphs: GraphCache | None = None  # set by `inference_copy` on CUDA
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
         self.encoder = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        self.transformer_encoder = nn.ModuleList(NeoBERTBlock(config, i) for i in range(config.num_hidden_layers))
-        self.layer_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        parts = self.norm_class, self.attention_class, self.ffn_class
+        blocks = (NeoBERTBlock(config, i, *parts) for i in range(config.num_hidden_layers))
+        self.transformer_encoder = nn.ModuleList(blocks)
+        self.layer_norm = self.norm_class(config.hidden_size, eps=config.norm_eps)
         self.post_init()
 
     @can_return_tuple
@@ -265,9 +288,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         may_replay = plan.kernels == "compiled" and returned is None
         x_TD = self.graphs.encode(self, tokens, plan) if may_replay else None
         if x_TD is None:
-            x_TD = self._embed(tokens, layout)
+            x_TD = self.embed(tokens, layout)
             # float64 embeddings may feed a float32 model, whose products need a float32 table
-            rotary = Rotary(rotary_table(config, layout, weight.dtype))
+            rotary = Rotary(self.rotary_table(layout, weight.dtype))
             for index, block in enumerate(self.transformer_encoder):
                 if returned is not None:
                     # kept only if requested, because they need much memory; the gradient must pass through them
@@ -279,6 +302,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
                 output = block(x_TD, rotary, plan, tokens_S)
                 x_TD, *weights = output if isinstance(output, tuple) else (output,)
                 attentions += tuple(weights) if returns_weights else ()
+            if returns_weights and not attentions:
+                raise ValueError(f"{self.attention_class.__name__} returns no probabilities; omit output_attentions")
             x_TD = normalize(self.layer_norm, x_TD, plan.kernels)
 
         x_BLD = layout.unflatten(x_TD) if returned is not None or not return_packed else None
@@ -295,7 +320,11 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             tokens_S=tokens_S,
         )
 
-    def _embed(self, tokens: torch.Tensor, layout: SequenceLayout) -> torch.Tensor:
+    def rotary_table(self, layout: SequenceLayout, dtype: torch.dtype) -> torch.Tensor:
+        """(T, K / 2, 2), cosine and sine of the angle of each token and pair of a head (see rotary_neobert.py)."""
+        return rotary_table(self.config, layout, dtype)
+
+    def embed(self, tokens: torch.Tensor, layout: SequenceLayout) -> torch.Tensor:
         """(B, L) ids or (B, L, D) embeddings to the residual stream (T, D)."""
         if tokens.ndim == 2 and is_hooked(self.encoder):  # a hook, for example NEFTune's, expects (B, L, D)
             tokens = self.encoder(tokens)
@@ -320,9 +349,11 @@ HeadOutput = (
 class _HeadModel(NeoBERTPreTrainedModel):
     """The encoder, for a subclass that adds a head: it says which tokens the head reads, and predicts from their states."""
 
+    encoder_class = NeoBERTModel
+
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
-        self.model = NeoBERTModel(config)
+        self.model = self.encoder_class(config)
 
     @can_return_tuple
     def forward(

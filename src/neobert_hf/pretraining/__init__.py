@@ -4,11 +4,13 @@ from ..lazy import lazy_names
 
 # Training needs datasets, accelerate and datatrove (the extra `train`), so a name is imported when it is used.
 NAMES_OF = {
+    "ablation": ("Ablation", "ablate", "held_out_losses", "read_ablation"),
     "arguments": ("CorpusArguments", "PretrainingArguments"),
     "collators": ("PackedMLMCollator",),
     "corpus": ("Corpus",),
     "documents": ("Documents", "Selection", "verify_documents"),
     "flops": ("training_flops",),
+    "optimizers": ("muon",),
     "packing": ("MixedRows", "PackedRows", "PackedStream"),
     "plans": ("PackingPlan", "PackingSettings", "make_packing_plan", "read_packing_plan", "write_packing_plan"),
     "recipes": ("RECIPES", "Recipe", "load_recipe"),

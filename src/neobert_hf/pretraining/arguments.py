@@ -53,12 +53,14 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
     row_tokens: int = HfArg(default=8192, help="Token budget of a row; each device computes whole rows.")
 
     # Values of the recipe; None takes the recipe's value.
+    optimizer: str = HfArg(default=None, help="adamw, or muon for the matrices of the blocks.")
     learning_rate: float = HfArg(default=None, help="Peak of the schedule; the same in both phases.")
-    schedule: str = HfArg(default=None, help="paper, code, linear, or constant: a tenth of learning_rate.")
+    schedule: str = HfArg(default=None, help="paper, code, linear, wsd, or constant: a tenth of learning_rate.")
     warmup_steps: int = HfArg(default=None, help="Optimizer steps of linear warmup; scales with max_steps.")
     decay_until: int = HfArg(default=None, help="Step where the cosine has decayed to a tenth; scales with max_steps.")
+    decay_from: int = HfArg(default=None, help="Step where the decay of wsd begins; scales with max_steps.")
     max_steps: int = HfArg(default=None, help="Optimizer steps.")
-    weight_decay: float = HfArg(default=None, help="Weight decay of AdamW.")
+    weight_decay: float = HfArg(default=None, help="Weight decay of AdamW and Muon.")
     decay_norms_and_embeddings: bool = HfArg(default=None, help="Decay norms, biases and embeddings too.")
     adam_beta1: float = HfArg(default=None, help="First beta of AdamW.")
     adam_beta2: float = HfArg(default=None, help="Second beta of AdamW.")
@@ -66,7 +68,10 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
     max_grad_norm: float = HfArg(default=None, help="Norm to which a larger gradient is clipped.")
     tokens_per_step: int = HfArg(default=None, help="Token budget of an optimizer step, on all devices together.")
     max_length: int = HfArg(default=None, help="Maximum length of a document in tokens.")
-    mlm_probability: float = HfArg(default=None, help="Share of the tokens that the model predicts.")
+    mask_rate: list[float] = HfArg(
+        default=None, help="Share of the tokens that the model predicts, or several that follow one another."
+    )
+    mask_rate_shares: list[float] = HfArg(default=None, help="Shares of the steps of several mask rates.")
     mask_replace_prob: float = HfArg(default=None, help="Share of the predicted tokens that become [MASK].")
     random_replace_prob: float = HfArg(default=None, help="Share of the predicted tokens that become random tokens.")
     batch_format: str = HfArg(default=None, help="Documents in a row: packed (kept apart), padded (one), concatenated.")
@@ -101,6 +106,8 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         if self.ignore_data_skip and not self.resume_inexactly:
             raise ValueError("ignore_data_skip repeats rows after a resume; give --resume_inexactly true too")
         recipe = self.to_recipe()
+        if recipe.optimizer != "adamw":
+            self.refuse_optim(f"optimizer={recipe.optimizer!r}")
         for name in VALUES:
             setattr(self, name, getattr(recipe, name))
         self._set_accumulation()
@@ -119,11 +126,21 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         if self.deepspeed_plugin is not None:
             self._check_deepspeed(self.deepspeed_plugin.deepspeed_config)
 
+    def refuse_optim(self, chosen: str) -> None:
+        """Raise ValueError if `optim` names an optimizer of Trainer beside another one, such as that of a function."""
+        optim = getattr(self.optim, "value", self.optim)
+        if not optim.startswith("adamw_torch") or self.optim_args:
+            raise ValueError(
+                f"optim={optim} and optim_args={self.optim_args} have no effect beside {chosen}; leave them out"
+            )
+
     def _check_deepspeed(self, config):
         """Refuse a DeepSpeed config that would change the recipe, save no model, or train in each process alone."""
         if found := [part for part in ("optimizer", "scheduler") if part in config]:
             raise ValueError(f"the recipe sets {' and '.join(found)}; remove this from the DeepSpeed config")
         zero = config["zero_optimization"]
+        if self.optimizer == "muon" and zero.get("stage"):
+            raise ValueError("optimizer='muon' needs whole matrices, which ZeRO flattens; choose adamw, FSDP2 or DDP")
         if zero.get("stage") == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
             raise ValueError(
                 "ZeRO-3 would save no model; set zero3_save_16bit_model: true in the config of accelerate, or "

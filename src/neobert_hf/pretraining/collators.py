@@ -73,7 +73,8 @@ class PackedMLMCollator:
         Args:
             documents: Dicts with `input_ids`. Tokens whose `attention_mask` is 0 are padding and are removed. A dict that also
                 has `position_ids` is a packed row, for example of `PackedStream`; a position that does not increase begins a
-                document. With `mask_seed`, the masks of a row depend only on this number and the row.
+                document. With `mask_seed`, the masks of a row depend only on this number and the row; a `mask_rate` overrides
+                `mlm_probability`.
 
         Returns:
             `input_ids`, `labels` and `position_ids` (1, T); positions begin at 0 in each document. With
@@ -88,7 +89,7 @@ class PackedMLMCollator:
                 f"document {lengths.index(0)} of the batch holds no token; drop empty documents before packing"
             )
         if "mask_seed" in documents[0]:
-            masked = [self._mask(ids, row["mask_seed"]) for (ids, _), row in zip(rows, documents)]
+            masked = [self._mask(ids, row["mask_seed"], row.get("mask_rate")) for (ids, _), row in zip(rows, documents)]
             input_ids, labels = (torch.cat(parts) for parts in zip(*masked))
         else:
             input_ids, labels = self._mask(torch.cat([ids for ids, _ in rows]))
@@ -113,8 +114,9 @@ class PackedMLMCollator:
             row |= {"trust_boundaries": True} if self.trust_boundaries else {}
         return row
 
-    def _mask(self, ids, mask_seed=None):
+    def _mask(self, ids, mask_seed=None, mask_rate=None):
         """Return masked ids and labels, (T,) both."""
+        self.stock.mlm_probability = mask_rate or self.mlm_probability
         if mask_seed is not None:
             self.stock.generator = torch.Generator().manual_seed(mask_seed)
         elif self.seed is not None and self.stock.generator is None:

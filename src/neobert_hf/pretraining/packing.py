@@ -6,7 +6,7 @@ number and the seed, which exact resuming needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, islice
 
 import numpy as np
@@ -45,6 +45,7 @@ class PackedStream(IterableDataset):
             the same tokens; None leaves the masks to the collator's own generator.
         num_rows: Number of rows of the whole run, over all workers, in one pass; a later epoch has no rows. None ends with the
             documents, in each epoch.
+        mask_rate: The `mask_rate` of a row by its number, if it changes during the run.
 
     Attributes:
         num_yielded: Rows yielded in this pass.
@@ -65,6 +66,7 @@ class PackedStream(IterableDataset):
         max_open_rows: int = 32,
         seed: int | None = None,
         num_rows: int | None = None,
+        mask_rate: Callable[[int], float] | None = None,
     ):
         if max_tokens < 1 or max_open_rows < 1 or (num_rows is not None and num_rows < 1):
             raise ValueError(
@@ -73,6 +75,7 @@ class PackedStream(IterableDataset):
         if long_documents not in LONG_DOCUMENTS:
             raise ValueError(f"long_documents={long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
         self.documents, self.seed, self.num_rows, self.epoch = documents, seed, num_rows, 0
+        self.mask_rate = mask_rate
         self.max_tokens, self.long_documents, self.max_open_rows = max_tokens, long_documents, max_open_rows
         self.num_yielded = self.num_documents = self.num_truncated = self._num_tokens = 0
 
@@ -90,7 +93,9 @@ class PackedStream(IterableDataset):
             number = self.num_yielded * num_workers + worker  # among the rows of all workers
             self.num_yielded += 1
             self._num_tokens += sum(map(len, row))
-            yield _packed(row) | ({} if self.seed is None else {"mask_seed": _mask_seed(self.seed, number)})
+            masks = {} if self.seed is None else {"mask_seed": _mask_seed(self.seed, number)}
+            masks |= {} if self.mask_rate is None else {"mask_rate": self.mask_rate(number)}
+            yield _packed(row) | masks
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of a stream that shuffles by it; with `num_rows`, an epoch after the first has no rows.
@@ -222,3 +227,22 @@ class MixedRows(Dataset):
         """A row of the part that its step draws from."""
         step, place = divmod(number, self.rows_per_step)
         return self.parts[self.draws[step]][int(self._earlier[step]) * self.rows_per_step + place]
+
+
+class RatedRows(Dataset):
+    """Rows with the `mask_rate` of their number, for a share of masked tokens that changes during the run.
+
+    Args:
+        rows: `PackedRows` or `MixedRows`.
+        mask_rate: The share by the number of a row.
+    """
+
+    def __init__(self, rows: Dataset, mask_rate: Callable[[int], float]):
+        self.rows, self.mask_rate = rows, mask_rate
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> dict:
+        """The row and its `mask_rate`."""
+        return self.rows[number] | {"mask_rate": self.mask_rate(number)}

@@ -1,4 +1,4 @@
-"""The paper's pretraining recipe as data, and its learning-rate schedule.
+"""The paper's pretraining recipe as data, with its schedules of the learning rate and of the mask rate.
 
 A `Recipe` holds every value that the paper or the authors' code fixes. Where they disagree, the recipe `paper` follows the paper
 and the recipe `code` follows the code. The paper's ablations are files in `examples/paper/recipes`.
@@ -13,7 +13,8 @@ import yaml
 from .collators import BATCH_FORMATS
 
 CHOICES = {
-    "schedule": ("paper", "code", "linear", "constant"),
+    "optimizer": ("adamw", "muon"),
+    "schedule": ("paper", "code", "linear", "constant", "wsd"),
     "batch_format": BATCH_FORMATS,
     "architecture": ("neobert", "roberta-prelayernorm"),
 }
@@ -25,11 +26,15 @@ class Recipe:
     """How one model is pretrained; `PretrainingArguments` has an argument for each value, with its meaning.
 
     Attributes:
+        optimizer: "adamw", or "muon": Muon for the matrices of the blocks and AdamW for the rest (see `muon`).
         schedule: "paper" and "code" warm up, follow a cosine to a tenth of the peak and stay there; "linear" warms up and
-            decays to zero; "constant" stays at a tenth of the peak (phase 2).
-        weight_decay: Weight decay of AdamW; 0 gives Adam.
+            decays to zero; "constant" stays at a tenth of the peak (phase 2); "wsd" warms up, stays at the peak until
+            `decay_from`, and decays to zero with 1 - sqrt, as ModernBERT does.
+        weight_decay: Weight decay of AdamW and Muon; 0 gives Adam.
         decay_norms_and_embeddings: Apply weight decay to every parameter, as the authors' code did for the published model;
             the paper names no exception. False excludes norms, biases and embeddings.
+        mask_rate: Share of the tokens that the model predicts. Several values follow one another, as in mmBERT: 0.3, 0.15, 0.05.
+        mask_rate_shares: Shares of the steps of several values of `mask_rate`; empty for equal shares.
         random_replace_prob: Share of the tokens to predict that become a random token. Those that are neither this nor `[MASK]`
             stay unchanged.
         batch_format: "packed" rows keep documents apart, "padded" rows hold one document each, "concatenated" rows let tokens
@@ -41,13 +46,16 @@ class Recipe:
         corpus: Hub id of the default text dataset; `text_column` is its text column.
         tokenizer: Hub id of the default tokenizer.
 
-    Source: paper, section 3 and Table 2; appendix B for the ablations.
+    Source: paper, section 3 and Table 2; appendix B for the ablations. "wsd": ModernBERT, arXiv 2412.13663; its decay is
+        that of arXiv 2405.18392. Falling mask rates: mmBERT, arXiv 2509.06888.
     """
 
+    optimizer: str = "adamw"
     learning_rate: float = 6e-4
     schedule: str = "paper"
     warmup_steps: int = 2_000
     decay_until: int = 900_000
+    decay_from: int = 900_000
     max_steps: int = 1_000_000
     weight_decay: float = 0.1
     decay_norms_and_embeddings: bool = True
@@ -57,7 +65,8 @@ class Recipe:
     max_grad_norm: float = 1.0
     tokens_per_step: int = 2_097_152  # 8 GPUs x 32 sequences x 8 accumulation steps x 1,024 tokens
     max_length: int = 1_024
-    mlm_probability: float = 0.2
+    mask_rate: tuple[float, ...] = (0.2,)
+    mask_rate_shares: tuple[float, ...] = ()
     mask_replace_prob: float = 1.0
     random_replace_prob: float = 0.0
     batch_format: str = "packed"
@@ -73,17 +82,23 @@ class Recipe:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
-        if not 0 < self.mlm_probability <= 1:
-            raise ValueError(f"mlm_probability={self.mlm_probability} is not above 0 and at most 1; the paper's is 0.2")
+        rates = (self.mask_rate,) if isinstance(self.mask_rate, int | float) else tuple(self.mask_rate)
+        object.__setattr__(self, "mask_rate", rates)
+        if not rates or not all(0 < rate <= 1 for rate in rates):
+            raise ValueError(f"mask_rate={rates} is not above 0 and at most 1; the paper's is 0.2")
+        shares = self.mask_rate_shares
+        if shares and (len(shares) != len(rates) or not math.isclose(sum(shares), 1) or min(shares) < 0):
+            raise ValueError(f"mask_rate_shares={shares} must sum to 1, with a share for each of mask_rate={rates}")
         if self.max_length < 3:
             raise ValueError(f"max_length={self.max_length} leaves no token beside [CLS] and [SEP]; give 3 or more")
         if not math.isclose(sum(self.mixture), 1) or len(self.mixture) != len(self.longer_than) + 1:
             raise ValueError(
                 f"mixture={self.mixture} must sum to 1, with a share for each of longer_than={self.longer_than}"
             )
-        if not 0 <= self.warmup_steps <= self.decay_until <= self.max_steps or not self.max_steps:
+        corner = "decay_from" if self.schedule == "wsd" else "decay_until"
+        if not 0 <= self.warmup_steps <= getattr(self, corner) <= self.max_steps or not self.max_steps:
             raise ValueError(
-                f"warmup_steps={self.warmup_steps}, decay_until={self.decay_until} and max_steps={self.max_steps} must "
+                f"warmup_steps={self.warmup_steps}, {corner}={getattr(self, corner)} and max_steps={self.max_steps} must "
                 "be in ascending order, and max_steps at least 1"
             )
         if self.batch_format == "packed" and self.architecture != "neobert":
@@ -92,9 +107,9 @@ class Recipe:
             )
 
     def replace(self, **changes) -> "Recipe":
-        """Return a copy with other values; a new `max_steps` scales `warmup_steps` and `decay_until` unless they are given."""
+        """Return a copy with other values; a new `max_steps` scales the corners of the schedule unless they are given."""
         scale = changes.get("max_steps", self.max_steps) / self.max_steps
-        scaled = {name: round(getattr(self, name) * scale) for name in ("warmup_steps", "decay_until")}
+        scaled = {name: round(getattr(self, name) * scale) for name in ("warmup_steps", "decay_until", "decay_from")}
         return replace(self, **{**scaled, **changes})
 
     def learning_rate_factor(self, step: int) -> float:
@@ -113,10 +128,20 @@ class Recipe:
             return 1e-4 + (1 - 1e-4) * share if self.schedule == "code" else share
         if self.schedule == "linear":
             return max(self.max_steps - step, 0) / max(self.max_steps - warmup, 1)
+        if self.schedule == "wsd":
+            return 1 - math.sqrt(min(max(step - self.decay_from, 0) / max(self.max_steps - self.decay_from, 1), 1))
         if step >= end:
             return FLOOR
         duration = end if self.schedule == "code" else end - warmup
         return FLOOR + (1 - FLOOR) / 2 * (1 + math.cos(math.pi * (step - warmup) / duration))
+
+    def mask_rate_at(self, step: int) -> float:
+        """Return the share of the tokens that the model predicts at an optimizer step, counted from 0."""
+        num = len(self.mask_rate)
+        shares = self.mask_rate_shares or [1 / num] * num
+        # rounded, since 3 x 1/3 of the steps are not all of them
+        ends = [round(sum(shares[: place + 1]) * self.max_steps) for place in range(num)]
+        return next((rate for rate, end in zip(self.mask_rate, ends) if step < end), self.mask_rate[-1])
 
     def second_phase(self) -> "Recipe":
         """Return phase 2 of this recipe: longer documents, drawn more often, at a constant low learning rate.
@@ -129,6 +154,9 @@ class Recipe:
             schedule="constant",
             warmup_steps=0,
             decay_until=0,
+            decay_from=round(steps * self.decay_from / self.max_steps),
+            mask_rate=self.mask_rate[-1:],
+            mask_rate_shares=(),
             max_steps=steps,
             max_length=4 * self.max_length,
             mixture=(0.2, 0.4, 0.4),
@@ -168,6 +196,8 @@ def load_recipe(name: str) -> Recipe:
             values[key] = tuple(value)
         elif kind is float and type(value) is int:
             values[key] = float(value)
+        elif key == "mask_rate" and isinstance(value, int | float):
+            pass  # one number instead of several
         elif type(value) is not kind:
             raise ValueError(
                 f"{name}: {key}={value!r} is a {type(value).__name__}, not a {kind.__name__} (0.0001, not 1e-4)"

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from .arguments import CorpusArguments, PretrainingArguments
 from .corpus import open_corpus
 from .documents import MANIFEST, Documents, Selection
-from .packing import MixedRows, PackedRows, PackedStream
+from .packing import MixedRows, PackedRows, PackedStream, RatedRows
 from .plans import PLANS, NothingToPack, PackingSettings, make_packing_plan, write_packing_plan
 from .tokenizing import tokenize
 
@@ -79,7 +79,18 @@ def open_stream(
     tokens = stream.map(encode, input_columns=corpus.text_column).select_columns("input_ids")
     tokens = tokens.filter(partial(_has_text, tokenizer.num_special_tokens_to_add()), input_columns="input_ids")
     num_rows = training.max_steps * training.rows_per_step  # a run that resumes after its last step has no row left
-    return PackedStream(tokens.repeat(None), training.row_tokens, seed=training.seed, num_rows=num_rows), corpus.source
+    options = {"seed": training.seed, "num_rows": num_rows, "mask_rate": _mask_rate(training)}
+    return PackedStream(tokens.repeat(None), training.row_tokens, **options), corpus.source
+
+
+def _mask_rate(training):
+    """A function from the number of a row to its mask rate; None if the rate is constant."""
+    recipe = training.to_recipe()
+    return partial(_rate_of_row, recipe, training.rows_per_step) if len(recipe.mask_rate) > 1 else None
+
+
+def _rate_of_row(recipe, rows_per_step, number):
+    return recipe.mask_rate_at(number // rows_per_step)
 
 
 def _has_text(num_special_tokens, ids):
@@ -114,9 +125,11 @@ def training_rows(data: CorpusArguments, training: PretrainingArguments, documen
                 "there are none; change mixture or longer_than"
             ) from error
         parts.append(PackedRows(documents, plan, num_rows))
-    if training.mixture[0] == 1.0:
-        return parts[0]
-    return MixedRows(parts, training.mixture, training.rows_per_step, training.max_steps, training.seed)
+    rows = parts[0]
+    if training.mixture[0] != 1.0:
+        rows = MixedRows(parts, training.mixture, training.rows_per_step, training.max_steps, training.seed)
+    rate = _mask_rate(training)
+    return rows if rate is None else RatedRows(rows, rate)
 
 
 def held_out_rows(data: CorpusArguments, training: PretrainingArguments, held_out: Subset) -> PackedRows:

@@ -1,7 +1,7 @@
 """`PretrainingTrainer`: HF Trainer with the paper's learning-rate schedule, weight decay, fixed row order and extra metrics.
 
-It overrides three methods of Trainer (sampler, decay parameters, scheduler) and adds figures to the log. The training loop,
-devices, precision, checkpoints and resume are Trainer's.
+It overrides four methods of Trainer (sampler, decay parameters, optimizer, scheduler) and adds figures to the log. The training
+loop, devices, precision, checkpoints and resume are Trainer's.
 """
 
 import json
@@ -21,13 +21,16 @@ from transformers import TrainerCallback, TrainerState
 from transformers.integrations import unset_hf_deepspeed_config
 
 from ..files.writing import saving, writing
+from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs.folders import last_complete_checkpoint
 from ..runs.manifests import CHECKPOINTS_INTACT, STATE, CheckedCheckpoints
 from .flops import matrix_flops_per_s, training_flops
+from .optimizers import MakeOptimizer, Schedule, names_with_decay, trainable_parameters
 from .recipes import Recipe
+from .summary import COUNTS
 
 METRICS = "metrics.jsonl"
-COUNTS = "pretraining"  # in the state of a checkpoint
+SECONDS = "seconds"  # in these counts
 
 
 class PretrainingTrainer(CheckedCheckpoints):
@@ -35,6 +38,8 @@ class PretrainingTrainer(CheckedCheckpoints):
 
     Args:
         recipe: Sets the schedule and the parameters with weight decay; `TrainingArguments` are ignored for these two.
+        optimizer: Makes the optimizer from the parameters by name; None takes that of Trainer, with the values of the recipe.
+        schedule: Share of the peak learning rate by step; None takes the recipe's.
         **kwargs: As for Trainer. The training set is `PackedRows`, `MixedRows` or a stream.
 
     Each log holds Trainer's `loss` (per masked token), `learning_rate` and `grad_norm`, and also `perplexity`,
@@ -47,9 +52,17 @@ class PretrainingTrainer(CheckedCheckpoints):
             checkpoint, which is then not written.
     """
 
-    def __init__(self, *args, recipe: Recipe, **kwargs):
+    def __init__(
+        self,
+        *args,
+        recipe: Recipe,
+        optimizer: MakeOptimizer | None = None,
+        schedule: Schedule | None = None,
+        **kwargs,
+    ):
         super().__init__(*args, **kwargs)
-        self.recipe = recipe
+        self.recipe, self._make_optimizer = recipe, optimizer
+        self._schedule = schedule or recipe.learning_rate_factor
         self.args.logging_nan_inf_filter = False  # the filter would hide a loss that must stop the run
         self.counter, self.held_out = None, None
         self._peak = self._last_log = None
@@ -61,7 +74,7 @@ class PretrainingTrainer(CheckedCheckpoints):
             self.accelerator.gradient_accumulation_steps = self.args.gradient_accumulation_steps
             warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
         self.add_callback(LogWhereItEnds())
-        if recipe.architecture != "neobert":
+        if not isinstance(self.accelerator.unwrap_model(self.model), NeoBERTForMaskedLM):
             self.compute_loss_func = masked_lm_loss
 
     # Overrides of Trainer
@@ -73,15 +86,21 @@ class PretrainingTrainer(CheckedCheckpoints):
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Return the names of all parameters or of the matrices only, as the recipe says."""
-        names = [name for name, _ in model.named_parameters()]
-        if self.recipe.decay_norms_and_embeddings:
-            return names
-        embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-        return [name for name, p in model.named_parameters() if p.ndim > 1 and id(p) not in embeddings]
+        return names_with_decay(model, self.recipe.decay_norms_and_embeddings)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Create the optimizer by the function that was given, or by Trainer."""
+        if self._make_optimizer is None:
+            return super().create_optimizer(*() if model is None else (model,))  # transformers 4 has no such argument
+        if model is not None:
+            raise ValueError("FSDP1 flattens the parameters before the optimizer sees them; set fsdp_version: 2")
+        if self.optimizer is None:
+            self.optimizer = self._make_optimizer(trainable_parameters(self.model))
+        return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
-        """Create the recipe's schedule, a new one for each call of `train`."""
-        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.recipe.learning_rate_factor)
+        """Create the schedule, a new one for each call of `train`."""
+        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self._schedule)
         return self.lr_scheduler
 
     # Metrics
@@ -106,7 +125,8 @@ class PretrainingTrainer(CheckedCheckpoints):
             counts = self.counter.totals(self.accelerator)
             logs |= self._training_figures(logs["loss"], counts)
             # Trainer writes this state into the checkpoint that follows a log of the same step.
-            self.state.stateful_callbacks[COUNTS] = {name: counts[name] for name in TokenCounter.NAMES}
+            totals = {name: counts[name] for name in TokenCounter.NAMES}
+            self.state.stateful_callbacks[COUNTS] = totals | {SECONDS: self.seconds}
         elif "eval_loss" in logs and self.held_out is not None:
             logs |= self._held_out_figures()
         super().log(logs, start_time)
@@ -143,6 +163,7 @@ class PretrainingTrainer(CheckedCheckpoints):
         self._last_log = (now, counts, self.state.global_step)
         new = {name: counts[name] - before[1][name] for name in TokenCounter.NAMES}
         seconds, num_steps = now - before[0], self.state.global_step - before[2]
+        self.seconds += seconds
         sizes = (new[name] for name in ("num_tokens", "num_masked", "sum_of_squares"))
         flops = training_flops(self.accelerator.unwrap_model(self.model), *sizes)
         return {
@@ -183,6 +204,7 @@ class PretrainingTrainer(CheckedCheckpoints):
                 file.write("".join(json.dumps(entry) + "\n" for entry in state.log_history).encode())
         zeros = dict.fromkeys(TokenCounter.NAMES, 0)
         before = state.stateful_callbacks.get(COUNTS, zeros)
+        self.seconds = before.get(SECONDS, 0.0)  # of the whole run
         self.counter = TokenCounter(self.args.device, before)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
         self._peak = matrix_flops_per_s(self.args.device, dtype)

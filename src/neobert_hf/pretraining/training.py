@@ -2,12 +2,22 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 from transformers.integrations import unset_hf_deepspeed_config
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
@@ -15,20 +25,41 @@ from ..files.trust import load_tokenizer, read_json
 from ..files.wordpiece import tokenizer_hash
 from ..files.writing import saving
 from ..model.configuration_neobert import NeoBERTConfig
+from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs import lock_run, train_or_resume, tune_allocator
 from ..runs.folders import RUN, SUMMARY
 from ..runs.manifests import CHECKPOINTS_INTACT
 from .arguments import CorpusArguments, PretrainingArguments
 from .collators import PackedMLMCollator
+from .optimizers import (
+    MakeOptimizer,
+    Schedule,
+    describe_optimizer,
+    describe_schedule,
+    muon,
+    name_of,
+    names_with_decay,
+    trainable_parameters,
+)
 from .recipes import Recipe
 from .rows import held_out_rows, open_text, training_rows
-from .summary import write_summary
+from .summary import command_of, write_summary
 from .trainer import PretrainingTrainer
 
 logger = logging.get_logger(__name__)
 
+# A variant of the model: a class, or a function from the config to a model.
+ModelOrClass = type[PreTrainedModel] | Callable[[PretrainedConfig], PreTrainedModel]
 
-def pretrain(data: CorpusArguments, training: PretrainingArguments) -> PretrainingTrainer:
+
+def pretrain(
+    data: CorpusArguments,
+    training: PretrainingArguments,
+    *,
+    model: ModelOrClass | None = None,
+    optimizer: MakeOptimizer | None = None,
+    schedule: Schedule | None = None,
+) -> PretrainingTrainer:
     """Train a model by a recipe, evaluate it on held-out text, and save it with a summary in `training.output_dir`.
 
     After an interruption, the same call with `resume_from_checkpoint="last"` resumes exactly. The output folder is locked against
@@ -37,20 +68,34 @@ def pretrain(data: CorpusArguments, training: PretrainingArguments) -> Pretraini
     Args:
         data: Text, tokenizer and held-out documents.
         training: Recipe and training arguments.
+        model: Class for masked language modelling, made with its own `config_class`; or, in phase 1 only, a function from the
+            config of a NeoBERT to a model. None takes the recipe's model. A resume needs the same.
+        optimizer: A function from the parameters by name to an optimizer; None takes the recipe's optimizer.
+        schedule: A function from the number of an optimizer step, from 0, to a share of the peak learning rate, which is that of
+            the groups of the optimizer; None takes the recipe's schedule.
 
     Returns:
         The trainer, which holds the trained model.
 
     Raises:
-        ValueError: An argument is wrong, the folder belongs to another run, or another run writes to it.
+        ValueError: An argument is wrong, the folder belongs to another run, or another run writes to it; the optimizer leaves out
+            a parameter, or the schedule returns no finite number of at least 0.
         OSError: A file cannot be read or written.
         FloatingPointError: The loss or the gradient was not finite.
     """
     with lock_run(training.output_dir):
-        return _pretrain(data, training, training.to_recipe())
+        return _pretrain(data, training, training.to_recipe(), model, optimizer, schedule)
 
 
-def _pretrain(data, training, recipe):
+def _pretrain(data, training, recipe, variant, optimizer, schedule):
+    given = {"model": variant, "optimizer": optimizer, "schedule": schedule}
+    functions = {name: name_of(function) for name, function in given.items() if function is not None}
+    if optimizer is not None:
+        training.refuse_optim("a function that makes the optimizer")
+        if recipe.optimizer != "adamw":
+            raise ValueError(
+                f"optimizer={recipe.optimizer!r} has no effect beside the function {name_of(optimizer)}; give one"
+            )
     set_seed(training.seed)
     if training.device.type == "cpu":
         tune_allocator()
@@ -66,13 +111,21 @@ def _pretrain(data, training, recipe):
     # Model, and the identity of the run
     unset_hf_deepspeed_config()  # ZeRO-3 would draw other initial weights; it shards the model when the training starts
     if training.phase == 1:
-        model = build_model(recipe, tokenizer, training.config_overrides)
+        model = build_model(recipe, tokenizer, training.config_overrides, variant)
     else:
-        model = AutoModelForMaskedLM.from_pretrained(training.init_from, dtype=torch.float32)
-        if recipe.architecture == "neobert":  # others have as many positions as they were made with
+        model = load_model(training.init_from, variant)
+        if isinstance(model.config, NeoBERTConfig):  # others have as many positions as they were made with
             model.config.max_position_embeddings = max(training.max_length, model.config.max_position_embeddings)
             model.config.sparse_prediction = True
+    optimizer = optimizer or optimizer_of(recipe, model)
     run = identity(data, training, model, tokenizer, source)
+    if variant is not None:
+        check_variant(model, recipe)
+        run["model"] = full_name(variant)
+    if optimizer is not None:
+        run["optimizer"] = plain(describe_optimizer(optimizer, trainable_parameters(model)))
+    if schedule is not None:
+        run["schedule"] = describe_schedule(schedule, recipe.max_steps)
     if training.phase == 2:
         draws_held_out = not data.streaming and not data.validation_files
         check_start(training.init_from, model, len(tokenizer), run, draws_held_out)
@@ -80,7 +133,7 @@ def _pretrain(data, training, recipe):
     # Rows and training
     collator = PackedMLMCollator(
         tokenizer,
-        recipe.mlm_probability,
+        recipe.mask_rate[0],
         recipe.mask_replace_prob,
         recipe.random_replace_prob,
         recipe.batch_format,
@@ -93,6 +146,8 @@ def _pretrain(data, training, recipe):
             model,
             training,
             recipe=recipe,
+            optimizer=optimizer,
+            schedule=schedule,
             train_dataset=text if data.streaming else training_rows(data, training, text),
             eval_dataset=None if held_out is None else held_out_rows(data, training, held_out),
             data_collator=collator,
@@ -100,34 +155,125 @@ def _pretrain(data, training, recipe):
         )
 
     trainer = train_or_resume(make_trainer, training, run)
-    finish(trainer, run)
+    finish(trainer, run, command_of(data, training, functions))
     return trainer
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, config_overrides: str = "") -> PreTrainedModel:
+def build_model(
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    config_overrides: str = "",
+    variant: ModelOrClass | None = None,
+) -> PreTrainedModel:
     """Build the recipe's model with randomly initialized weights.
 
     Args:
         recipe: Sets architecture, shape and context length.
         tokenizer: Sets vocabulary size and padding token.
         config_overrides: Changes to the config, such as "hidden_size=256,num_hidden_layers=6".
+        variant: As `model` of `pretrain`.
 
     Raises:
         ValueError: An override names no field of the config, or a field that is no number.
     """
+    config_class = NeoBERTConfig
+    if variant is not None:
+        if recipe.architecture != "neobert":
+            raise ValueError(f"architecture={recipe.architecture!r} and model are both given; give one of them")
+        config_class = variant.config_class if isinstance(variant, type) else NeoBERTConfig
     values = dict(recipe.config, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
-    if recipe.architecture == "neobert":
-        config = NeoBERTConfig(**values, max_position_embeddings=recipe.max_length, sparse_prediction=True)
-    else:  # its position ids start at pad_token_id + 1
-        context = recipe.max_length + tokenizer.pad_token_id + 1
+    context = recipe.max_length + tokenizer.pad_token_id + 1  # position ids of RoBERTa start at pad_token_id + 1
+    if recipe.architecture != "neobert":
         config = AutoConfig.for_model(recipe.architecture, **values, max_position_embeddings=context)
+    elif issubclass(config_class, NeoBERTConfig):
+        config = config_class(**values, max_position_embeddings=recipe.max_length, sparse_prediction=True)
+    else:
+        config = config_class(**values, max_position_embeddings=context)
     if config_overrides:
         try:
             config.update_from_string(config_overrides)
         except (ValueError, AttributeError, TypeError) as error:
             raise ValueError(f"config_overrides={config_overrides!r}: {error}") from error
         config = type(config).from_dict(config.to_dict())  # validates the combination
-    return AutoModelForMaskedLM.from_config(config)
+    return AutoModelForMaskedLM.from_config(config) if variant is None else variant(config)
+
+
+def check_variant(model: PreTrainedModel, recipe: Recipe) -> None:
+    """Raise ValueError if the saved folder of a model would load as another model, or if it reads documents of a row together."""
+    made_by = type(model)
+    if made_by.__module__ == "__main__":
+        raise ValueError(
+            f"model={made_by.__name__} is defined in the script itself, whose code cannot be saved beside the weights; define "
+            "it in another file and import it"
+        )
+    if not isinstance(model, NeoBERTForMaskedLM):
+        if recipe.batch_format == "packed":
+            raise ValueError(
+                f"model={made_by.__name__} is no NeoBERT and may not keep packed documents apart; choose "
+                "batch_format='padded'"
+            )
+    elif made_by is not NeoBERTForMaskedLM and model.config.model_type == NeoBERTConfig.model_type:
+        raise ValueError(
+            f"model={made_by.__name__} has the model_type 'neobert', so with this package its saved folder would load as "
+            "the stock model; give it a config_class with another model_type"
+        )
+    with torch.device("meta"):
+        again = made_by(model.config)
+    if list(map(type, model.modules())) != list(map(type, again.modules())):
+        raise ValueError(
+            f"model is a {made_by.__name__} with modules that {made_by.__name__}(config) does not have, so its saved folder "
+            "would load as another model; write a subclass that makes these modules"
+        )
+
+
+def full_name(function: Callable) -> str:
+    """Return module and name of a class or function, which identify it in `run.json`.
+
+    Raises:
+        ValueError: It has no name of its own, such as a `functools.partial`.
+    """
+    if not hasattr(function, "__qualname__"):
+        raise ValueError(f"{function!r} has no name, which a resume would compare; give a class or a function")
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def load_model(init_from: str, variant: ModelOrClass | None = None) -> PreTrainedModel:
+    """Load the model of phase 1 in float32.
+
+    Args:
+        init_from: Folder or Hub id.
+        variant: As `model` of `pretrain`, but no function.
+
+    Raises:
+        ValueError: The variant is a function, or none is given and no Auto class knows the folder's model.
+    """
+    if variant is None:
+        kind = PretrainedConfig.get_config_dict(init_from)[0].get("model_type")
+        if kind is not None and kind not in CONFIG_MAPPING:
+            raise ValueError(f"{init_from} holds a {kind}, whose class is not known here; give it as model=")
+        return AutoModelForMaskedLM.from_pretrained(init_from, dtype=torch.float32)
+    if not isinstance(variant, type):
+        raise ValueError(
+            f"model={variant.__qualname__} is a function, which makes new weights, but phase 2 loads those of init_from; "
+            "give a class"
+        )
+    return variant.from_pretrained(init_from, dtype=torch.float32)
+
+
+def optimizer_of(recipe: Recipe, model: PreTrainedModel) -> MakeOptimizer | None:
+    """Return the function that makes the recipe's optimizer; None for AdamW, which Trainer makes."""
+    if recipe.optimizer == "adamw":
+        return None
+    decayed = names_with_decay(model, recipe.decay_norms_and_embeddings)
+    return partial(
+        muon,
+        lr=recipe.learning_rate,
+        weight_decay=recipe.weight_decay,
+        betas=(recipe.adam_beta1, recipe.adam_beta2),
+        eps=recipe.adam_epsilon,
+        head_dim=getattr(model.config, "head_dim", None),
+        no_decay=trainable_parameters(model).keys() - set(decayed),
+    )
 
 
 def check_start(init_from: str, model: PreTrainedModel, num_tokens: int, run: dict, draws_held_out: bool) -> None:
@@ -147,7 +293,7 @@ def check_start(init_from: str, model: PreTrainedModel, num_tokens: int, run: di
     folders = [folder, folder.parent] if folder.name.startswith(PREFIX_CHECKPOINT_DIR) else [folder]
     files = [path / name for path in folders for name in (RUN, SUMMARY) if (path / name).is_file()]
     first = read_json(files[0]) if files else {}
-    if model.config.model_type != run["recipe"]["architecture"]:
+    if "model" not in run and model.config.model_type != run["recipe"]["architecture"]:
         reasons.append(f"its architecture is {model.config.model_type}; give the --recipe of phase 1")
     is_same_tokenizer = first.get("tokenizer_sha256") in (None, run["tokenizer_sha256"])
     if num_tokens > model.config.vocab_size or not is_same_tokenizer:
@@ -205,10 +351,15 @@ def identity(
         run["long_documents"] = data.long_documents
     elif training.dataloader_num_workers:  # each packs documents of its own
         run["dataloader_num_workers"] = training.dataloader_num_workers
-    return json.loads(json.dumps(run))
+    return plain(run)
 
 
-def finish(trainer: PretrainingTrainer, run: dict) -> None:
+def plain(values: dict) -> dict:
+    """Return values as JSON has them, to compare them with those of a file."""
+    return json.loads(json.dumps(values))
+
+
+def finish(trainer: PretrainingTrainer, run: dict, command: str) -> None:
     """Evaluate, save the model and the summary, and print the summary as one line of JSON."""
     metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
     trainer.model.config.sparse_prediction = False
@@ -217,5 +368,5 @@ def finish(trainer: PretrainingTrainer, run: dict) -> None:
     with saving(Path(trainer.args.output_dir), CHECKPOINTS_INTACT):
         trainer.save_model()
     if trainer.is_world_process_zero():
-        summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")})
+        summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")}, command)
         print(json.dumps({k: v for k, v in summary.items() if not isinstance(v, dict)}))

@@ -1,0 +1,86 @@
+"""Train several pretraining recipes on the same rows, and say with an interval which one learns more.
+
+    python examples/documentation_search/corpus.py --output_dir runs/documentation
+    python examples/ablate.py --arms examples/ablation.yaml --output_dir runs/ablation
+
+The file holds arguments of examples/pretrain_mlm.py for each arm; the first arm is the baseline. The same command continues after
+an interruption. Under `accelerate launch --num_processes 4`, each process trains runs of its own on its device.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from tabulate import tabulate
+from transformers.hf_argparser import HfArg
+
+from neobert_hf.pretraining import ablate, read_ablation
+from neobert_hf.runs import run_script
+
+TITLES = ("arm", "parameters", "training", "held-out loss", "accuracy", "seeds", "same", "difference (95 %)")
+
+
+@dataclass
+class AblationArguments:
+    """Which arms to compare, and how."""
+
+    arms: str = HfArg(help="YAML file with arms, and perhaps seeds and common.")
+    output_dir: str = HfArg(default="runs/ablation", help="Folder of the runs, the table, the figures and the plot.")
+    stop_early: bool = HfArg(default=False, help="Train no further seed of an arm whose sign is settled.")
+    per_character: bool = HfArg(default=False, help="Compare per character, for arms with different tokenizers.")
+
+
+def run(arguments: AblationArguments):
+    """Train the arms, and write ablation.json, ablation.md and ablation.png."""
+    report = ablate(read_ablation(arguments.arms), arguments.output_dir, arguments.stop_early, arguments.per_character)
+    if report is not None:
+        folder, rows = Path(arguments.output_dir), [row_of(name, arm) for name, arm in report["arms"].items()]
+        table = tabulate(rows, TITLES, tablefmt="github", disable_numparse=True)
+        (folder / "ablation.md").write_text(f"Loss per {report['unit']}.\n\n{table}\n")
+        plot(report, folder).savefig(folder / "ablation.png", dpi=120)
+        print(table)
+
+
+def row_of(name: str, arm: dict) -> list:
+    """Return the row of an arm in the table."""
+    if "loss" not in arm:
+        return [name, *[""] * 6, f"diverged with seed {', '.join(arm['diverged'])}"]
+    same = "rows and masks" if arm["same_masks"] else "rows" if arm["same_rows"] else "text"
+    size = f"{arm['num_parameters'] / 1e6:.2f} M", f"{arm['training_flops'] / 1e12:.1f} TFLOP"
+    figures = f"{arm['loss']:.4f}", f"{arm['masked_accuracy']:.3f}", ", ".join(arm["loss_by_seed"])
+    low, high = arm.get("interval", (0, 0))
+    difference = f"{arm['difference']:+.4f} ({low:+.4f} to {high:+.4f})" if "interval" in arm else "baseline"
+    return [name, *size, *figures, same, difference]
+
+
+def plot(report: dict, folder: Path) -> Figure:
+    """Draw the training loss of the arms with the range over the seeds, and their differences from the baseline."""
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    curves, differences = figure.subplots(1, 2)
+    for name, arm in report["arms"].items():
+        if "loss" in arm:
+            logs = [(folder / f"{name}-{seed}/metrics.jsonl").read_text().splitlines() for seed in arm["loss_by_seed"]]
+            entries = [[entry for entry in map(json.loads, log) if "loss" in entry] for log in logs]
+            losses, steps = np.array([[e["loss"] for e in log] for log in entries]), [e["step"] for e in entries[0]]
+            (line,) = curves.plot(steps, losses.mean(0), label=name)
+            curves.fill_between(steps, losses.min(0), losses.max(0), alpha=0.2, color=line.get_color())
+    curves.set(xlabel="optimizer step", ylabel="loss per masked token", title="training: mean and range over the seeds")
+    curves.legend()
+    compared = {name: arm for name, arm in report["arms"].items() if "interval" in arm}
+    for name, arm in compared.items():
+        differences.plot(arm["interval"], [name, name], lw=3)
+        differences.plot(arm["difference"], name, "ko")
+    differences.axvline(0, color="gray", ls="--")
+    differences.set(xlabel=f"loss per {report['unit']} - that of {report['baseline']}", title="held out: 95 % interval")
+    return figure
+
+
+def main():
+    """Read the command line, and run the ablation."""
+    run_script(run, __doc__)
+
+
+if __name__ == "__main__":
+    main()

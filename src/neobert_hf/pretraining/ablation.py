@@ -1,0 +1,397 @@
+"""Ablations: arms that differ in a few values, trained on the same rows, and compared on the same masks of held-out documents."""
+
+import difflib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+import torch
+import torch.nn.functional as F
+import yaml
+from scipy import stats
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..files.texts import printable
+from ..files.trust import load_tokenizer, read_json
+from ..files.wordpiece import tokenizer_hash
+from ..files.writing import content_hash, only_writer, write_json
+from ..runs import CommandParser
+from ..runs.folders import SUMMARY
+from .arguments import CorpusArguments, PretrainingArguments
+from .collators import PackedMLMCollator
+from .corpus import open_corpus
+from .optimizers import name_of
+from .rows import open_text
+from .training import pretrain
+
+PLAN, REPORT, RESULT, LOCK = "plan.json", "ablation.json", "held_out.json", ".ablation.lock"
+CONFIDENCE = 0.95
+MASK_RATE = 0.2  # of the held-out documents, whatever the rate of an arm
+# Values of a recipe that decide which documents lie in which row of which step, and which tokens are masked.
+OF_ROWS = ("row_tokens", "tokens_per_step", "max_length", "mixture", "longer_than")
+OF_MASKS = ("mask_rate", "mask_rate_shares", "mask_replace_prob", "random_replace_prob")
+# What a launcher sets for one training on several devices; here each process trains runs of its own.
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+DEFAULTS = {"report_to": "none", "save_total_limit": 1}
+
+
+class ArmParser(CommandParser):
+    """The command line of pretraining, whose errors are ValueError."""
+
+    def error(self, message: str) -> None:
+        """Raise the error."""
+        raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """Which runs an ablation has.
+
+    Args:
+        arms: Arguments of pretraining by the name of an arm; the first arm is the baseline.
+        seeds: Every arm is trained once with each seed.
+        common: Arguments of all arms; an arm may give another value.
+        functions: `optimizer`, `schedule` and `model` of `pretrain` by the name of an arm.
+
+    Raises:
+        ValueError: A name or a value is wrong, or arms differ in the held-out files.
+    """
+
+    arms: dict[str, dict[str, Any]]
+    seeds: tuple[int, ...] = (1, 2)
+    common: dict[str, Any] | None = None
+    functions: dict[str, dict[str, Any]] | None = None
+
+    def __post_init__(self):
+        if len(self.arms) < 2 or not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(
+                f"arms {', '.join(self.arms)} and seeds {self.seeds}: give two arms or more, and different seeds"
+            )
+        if bad := [name for name in self.arms if not name.replace("-", "").replace("_", "").isalnum()]:
+            raise ValueError(f"arm {bad[0]!r} names a folder: use letters, digits, - and _")
+        if unknown := (self.functions or {}).keys() - self.arms.keys():
+            raise ValueError(f"functions of {', '.join(unknown)}, which is no arm; the arms are {', '.join(self.arms)}")
+
+    @property
+    def baseline(self) -> str:
+        """Name of the arm that the others are compared with."""
+        return next(iter(self.arms))
+
+    def others(self, arm: str) -> list[str]:
+        """Arms whose comparison needs runs of this arm: itself, or all but the baseline if it is the baseline."""
+        return [name for name in self.arms if name != self.baseline] if arm == self.baseline else [arm]
+
+    def arguments(self, arm: str, seed: int, output_dir: Path) -> tuple[CorpusArguments, PretrainingArguments]:
+        """Return the arguments of a run, in the folder ARM-SEED of `output_dir`."""
+        folder = output_dir / f"{arm}-{seed}"
+        values = {**DEFAULTS, **(self.common or {}), **(self.arms[arm] or {}), "output_dir": folder, "seed": seed}
+        values = {"resume_from_checkpoint": "auto", **values}
+        names = [item.name for kind in (CorpusArguments, PretrainingArguments) for item in fields(kind)]
+        if unknown := [name for name in values if name not in names]:
+            close = "".join(f"; did you mean {name}?" for name in difflib.get_close_matches(unknown[0], names, n=1))
+            raise ValueError(f"arm {arm}: {unknown[0]} is no argument of pretraining{close}")
+        words = []
+        for name, value in values.items():
+            words += [f"--{name}", *map(str, value if isinstance(value, list | tuple) else [value])]
+        try:
+            return ArmParser((CorpusArguments, PretrainingArguments)).parse_args_into_dataclasses(words)
+        except ValueError as error:
+            raise ValueError(f"arm {arm}: {error}") from error
+
+
+def read_ablation(file: str | Path) -> Ablation:
+    """Read an ablation from a YAML file with the keys `arms`, `seeds` and `common`.
+
+    Raises:
+        ValueError: The file is no such YAML.
+        OSError: The file cannot be read.
+    """
+    try:
+        values = yaml.safe_load(Path(file).read_text("utf-8"))
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    if not isinstance(values, dict) or not {"arms"} <= values.keys() <= {"arms", "seeds", "common"}:
+        found = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
+        raise ValueError(f"{file} holds {found}; it must hold arms, and may hold seeds and common")
+    parts = [
+        values["arms"],
+        values.get("common") or {},
+        *(values["arms"].values() if isinstance(values["arms"], dict) else ()),
+    ]
+    if not all(isinstance(part or {}, dict) for part in parts) or not isinstance(values.get("seeds", []), list):
+        raise ValueError(f"{file}: arms and common must hold arguments by name, and seeds a list of numbers")
+    arms = {str(name): of_arm or {} for name, of_arm in values["arms"].items()}
+    return Ablation(arms, tuple(values.get("seeds") or Ablation.seeds), values.get("common"))
+
+
+def ablate(
+    ablation: Ablation, output_dir: str | Path, stop_early: bool = False, per_character: bool = False
+) -> dict[str, Any] | None:
+    """Train the runs of an ablation, compare each arm with the first one, and write the result to `ablation.json`.
+
+    A run is a pretraining in the folder ARM-SEED. A finished run stays, and an interrupted one resumes. Several processes, of
+    `accelerate launch` or of machines that share the folder, divide the runs among them: each trains alone on its device.
+
+    Args:
+        ablation: The runs.
+        output_dir: Folder of the runs and of the result.
+        stop_early: Train no further seed of an arm when two or more seeds agree on the sign, and the interval is without zero.
+        per_character: Compare the loss per character, for arms with different tokenizers, and not per masked token.
+
+    Returns:
+        The content of `ablation.json`; None if other processes still train.
+
+    Raises:
+        ValueError: A value is wrong, arms cannot be compared, the folder belongs to another ablation, or the baseline diverged.
+        OSError: A file cannot be read or written.
+    """
+    output_dir = Path(output_dir)
+    _leave_launcher()
+    runs = {(arm, seed): ablation.arguments(arm, seed, output_dir) for seed in ablation.seeds for arm in ablation.arms}
+    arms = {arm: runs[arm, ablation.seeds[0]] for arm in ablation.arms}
+    texts, max_length = _check_comparable(arms, per_character)
+    with only_writer(output_dir, LOCK, wait=True):
+        _check_plan(output_dir, ablation, per_character)
+        for data, training in runs.values():  # the first process tokenizes for all
+            _tokenize(output_dir, data, training)
+
+    def is_wanted(arm):
+        return not stop_early or not all(
+            _is_settled(results, other, ablation, per_character) for other in ablation.others(arm)
+        )
+
+    for (arm, seed), (data, training) in runs.items():
+        results = _read_results(output_dir, ablation)
+        if is_wanted(arm) and (arm, seed) not in results:
+            _train(arm, data, training, (ablation.functions or {}).get(arm, {}), texts, max_length)
+    results = _read_results(output_dir, ablation)
+    if diverged := [
+        result["diverged"] for run, result in results.items() if run[0] == ablation.baseline and "diverged" in result
+    ]:
+        raise ValueError(f"the baseline {ablation.baseline} diverged: {diverged[0]}; choose another first arm")
+    if any(is_wanted(arm) and run not in results for run in runs for arm in run[:1]):
+        print("other processes still train; the last one compares the arms", flush=True)
+        return None
+    report = {
+        "baseline": ablation.baseline,
+        "unit": "character" if per_character else "masked token",
+        "confidence": CONFIDENCE,
+        "arms": {arm: _describe(results, arm, ablation, arms, per_character) for arm in ablation.arms},
+    }
+    write_json(output_dir / REPORT, report)
+    return report
+
+
+def held_out_losses(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    max_length: int,
+    mask_rate: float = MASK_RATE,
+    batch_size: int = 16,
+) -> dict[str, list[float]]:
+    """Return the loss of each document at masked tokens; the masks depend on the document's number and the tokenizer alone.
+
+    Args:
+        model: A masked language model.
+        tokenizer: Its tokenizer.
+        texts: The N documents.
+        max_length: Length in tokens at which a document is cut.
+        mask_rate: Share of the tokens that are masked, all by the mask token.
+        batch_size: Documents in a batch.
+
+    Returns:
+        N values each: `loss`, the mean over the masked tokens, NaN for a document without one; `num_correct`; `num_masked`;
+        `num_tokens`, without special tokens; and `num_characters` that these tokens cover.
+    """
+    encoded = tokenizer(list(texts), truncation=True, max_length=max_length, return_offsets_mapping=True)
+    num_tokens = [len(ids) - tokenizer.num_special_tokens_to_add() for ids in encoded["input_ids"]]
+    found = {
+        "loss": np.full(len(texts), math.nan),
+        "num_correct": np.zeros(len(texts)),
+        "num_masked": np.zeros(len(texts)),
+    }
+    collator = PackedMLMCollator(tokenizer, mask_rate, batch_format="padded")
+    by_length = np.argsort([len(ids) for ids in encoded["input_ids"]], kind="stable").tolist()
+    model.eval()
+    for start in range(0, len(texts), batch_size):
+        numbers = by_length[start : start + batch_size]
+        batch = collator([{"input_ids": encoded["input_ids"][number], "mask_seed": number} for number in numbers])
+        labels = batch.pop("labels").to(model.device)
+        with torch.no_grad():
+            logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits.float()
+        is_label = labels != -100
+        sums = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(1)
+        found["loss"][numbers] = (sums / is_label.sum(1)).cpu()  # 0 / 0 is NaN
+        found["num_correct"][numbers] = ((logits.argmax(-1) == labels) & is_label).sum(1).cpu()
+        found["num_masked"][numbers] = is_label.sum(1).cpu()
+    ends = [max((end for _, end in offsets), default=0) for offsets in encoded["offset_mapping"]]
+    return {name: values.tolist() for name, values in found.items()} | {
+        "num_tokens": num_tokens,
+        "num_characters": ends,
+    }
+
+
+def _leave_launcher():
+    """Make this process one that trains alone, on the device that a launcher of several processes gives it."""
+    if (place := os.environ.get("LOCAL_RANK")) is not None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(place)] if visible else place
+    for name in LAUNCHER:
+        os.environ.pop(name, None)
+
+
+def _check_comparable(arms, per_character):
+    """Return the held-out texts and the length at which they are cut, if all arms can be compared on them."""
+    files = {arm: tuple(data.validation_files or ()) for arm, (data, _) in arms.items()}
+    if len(set(files.values())) > 1 or not all(files.values()):
+        raise ValueError("give all arms the same validation_files: the arms are compared on these documents")
+    hashes = {arm: tokenizer_hash(_tokenizer_of(data, training)) for arm, (data, training) in arms.items()}
+    baseline = next(iter(arms))
+    if (others := [arm for arm in arms if hashes[arm] != hashes[baseline]]) and not per_character:
+        raise ValueError(
+            f"the arms {baseline} and {others[0]} have different tokenizers, so their losses per token cannot be compared; "
+            "compare them per character (--per_character)"
+        )
+    data, training = arms[baseline]
+    texts = [text for text in open_corpus(data, training.to_recipe(), data.validation_files) if text.strip()]
+    return texts, min(training.max_length for _, training in arms.values())
+
+
+def _tokenizer_of(data, training):
+    return load_tokenizer(data.tokenizer_name or training.to_recipe().tokenizer)
+
+
+def _check_plan(output_dir, ablation, per_character):
+    """Write what the ablation compares, or raise ValueError if the folder has another one."""
+    plan = {"arms": ablation.arms, "seeds": ablation.seeds, "common": ablation.common, "per_character": per_character}
+    plan["functions"] = {
+        arm: {name: name_of(function) for name, function in functions.items()}
+        for arm, functions in (ablation.functions or {}).items()
+    }
+    plan = json.loads(json.dumps(plan, default=str))
+    file = output_dir / PLAN
+    earlier = read_json(file) if file.exists() else plan
+    if different := [name for name in plan if plan[name] != earlier.get(name)]:
+        details = "; ".join(f"{name} were {earlier.get(name)} and are {plan[name]}" for name in different)
+        raise ValueError(f"{output_dir} holds another ablation: {details}; give another --output_dir")
+    write_json(file, plan)
+
+
+def _tokenize(output_dir, data, training):
+    """Tokenize the text of a run, if no run with the same text and tokenizer has done it, and set its folder."""
+    tokenizer = _tokenizer_of(data, training)
+    names = ("train_files", "dataset_name", "dataset_config", "text_column", "sample_by")
+    text = {name: getattr(data, name) for name in names} | {
+        "tokenizer": tokenizer_hash(tokenizer),
+        "corpus": training.to_recipe().corpus,
+    }
+    data.documents_dir = data.documents_dir or str(output_dir / f"documents-{content_hash(text)[:8]}")
+    open_text(data, training, tokenizer)
+
+
+def _train(arm, data, training, functions, texts, max_length):
+    """Train a run and write its result, unless another process does."""
+    folder = Path(training.output_dir)
+    lock = filelock.FileLock(folder.with_name(f"{folder.name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        return
+    try:
+        trainer = pretrain(data, training, **functions)
+        result = held_out_losses(trainer.model, trainer.processing_class, texts, max_length)
+    except FloatingPointError as error:
+        print(printable(f"the arm {arm} diverged with seed {training.seed}: {error}"), flush=True)
+        result = {"diverged": str(error)}
+    finally:
+        lock.release()
+    write_json(folder / RESULT, result)
+
+
+def _read_results(output_dir, ablation):
+    files = {(arm, seed): output_dir / f"{arm}-{seed}" / RESULT for seed in ablation.seeds for arm in ablation.arms}
+    return {run: read_json(file) for run, file in files.items() if file.exists()}
+
+
+def _losses(results, arm, ablation, per_character):
+    """Losses of the documents by seed, (S, N), of the seeds with which the arm has finished."""
+    finished = {seed: results[arm, seed] for seed in ablation.seeds if "loss" in results.get((arm, seed), ())}
+    losses = {}
+    for seed, result in finished.items():
+        values = np.array(result["loss"], float)
+        if per_character:
+            values = values * np.array(result["num_tokens"]) / np.maximum(result["num_characters"], 1)
+        losses[seed] = values
+    return losses
+
+
+def compare_losses(ours: Mapping[int, np.ndarray], theirs: Mapping[int, np.ndarray]) -> dict[str, Any]:
+    """Compare two arms by the losses of the same documents, paired by document and by seed.
+
+    Args:
+        ours: Losses (N,) by seed; a document with NaN is left out.
+        theirs: The same of the baseline.
+
+    Returns:
+        `difference`, the mean of ours - theirs; its bootstrap `interval` over the documents; `by_seed`, the difference with each
+        seed; and `num_documents`.
+    """
+    seeds = [seed for seed in ours if seed in theirs]
+    paired = np.stack([np.asarray(ours[seed]) - np.asarray(theirs[seed]) for seed in seeds])
+    paired = paired[:, np.isfinite(paired).all(0)]
+    options = {"confidence_level": CONFIDENCE, "method": "percentile", "random_state": 0, "batch": 500}
+    interval = stats.bootstrap((paired.mean(0),), np.mean, **options).confidence_interval
+    return {
+        "difference": float(paired.mean()),
+        "interval": [float(interval.low), float(interval.high)],
+        "by_seed": dict(zip(map(str, seeds), paired.mean(1).tolist())),
+        "num_documents": paired.shape[1],
+    }
+
+
+def _is_settled(results, arm, ablation, per_character):
+    """Whether two or more seeds agree on the sign of a difference, and its interval is without zero."""
+    ours, theirs = (_losses(results, name, ablation, per_character) for name in (arm, ablation.baseline))
+    if len(ours.keys() & theirs.keys()) < 2:
+        return False
+    found = compare_losses(ours, theirs)
+    signs = {math.copysign(1, difference) for difference in found["by_seed"].values()}
+    return len(signs) == 1 and (found["interval"][0] > 0 or found["interval"][1] < 0)
+
+
+def _describe(results, arm, ablation, arms, per_character):
+    """What `ablation.json` says of an arm."""
+    losses, theirs = (_losses(results, name, ablation, per_character) for name in (arm, ablation.baseline))
+    diverged = {
+        str(seed): results[name, seed]["diverged"]
+        for name, seed in results
+        if name == arm and "diverged" in results[name, seed]
+    }
+    (data, training), (base_data, base_training) = arms[arm], arms[ablation.baseline]
+    same_rows = data.documents_dir == base_data.documents_dir and data.long_documents == base_data.long_documents
+    same_rows &= all(getattr(training, name) == getattr(base_training, name) for name in OF_ROWS)
+    described = {
+        "same_rows": same_rows,
+        "same_masks": same_rows and all(getattr(training, name) == getattr(base_training, name) for name in OF_MASKS),
+        "diverged": diverged,
+    }
+    if not losses:
+        return described
+    of_seeds = [results[arm, seed] for seed in losses]
+    summary = read_json(Path(training.output_dir).with_name(f"{arm}-{next(iter(losses))}") / SUMMARY)
+    described |= {name: summary[name] for name in ("num_parameters", "training_flops", "num_tokens", "steps")}
+    described |= {
+        "loss": float(np.mean([np.nanmean(values) for values in losses.values()])),
+        "loss_by_seed": {str(seed): float(np.nanmean(values)) for seed, values in losses.items()},
+        "masked_accuracy": float(np.mean([sum(each["num_correct"]) / sum(each["num_masked"]) for each in of_seeds])),
+    }
+    if arm != ablation.baseline and losses.keys() & theirs.keys():
+        described |= compare_losses(losses, theirs)
+    return described

@@ -1,0 +1,201 @@
+"""Ablations: equal arms do not differ, others do; runs resume and are divided among processes; unequal measures are refused."""
+
+import json
+
+import ablate as example
+import numpy as np
+import pytest
+import torch
+from conftest import run_main
+from pretraining_runs import SMALL
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from neobert_hf.files.wordpiece import train_wordpiece
+from neobert_hf.pretraining import Ablation, ablate, held_out_losses, read_ablation
+from neobert_hf.pretraining import ablation as module
+from neobert_hf.pretraining.ablation import compare_losses
+
+
+@pytest.fixture
+def common(corpus):
+    return dict(
+        train_files=str(corpus / "train.jsonl"),
+        validation_files=str(corpus / "held_out.jsonl"),
+        tokenizer_name=str(corpus / "tokenizer"),
+        config_overrides=SMALL,
+        **dict(max_length=32, row_tokens=64, tokens_per_step=256, max_steps=8, warmup_steps=2, learning_rate=3e-3),
+        **dict(logging_steps=2, use_cpu=True, disable_tqdm=True, num_processes=1),
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch):
+    monkeypatch.setattr(
+        "neobert_hf.pretraining.summary.plot_curves", lambda *args: None
+    )  # takes as long as the training
+
+
+ARMS = {"base": {}, "same": {}, "slow": {"learning_rate": 3e-5}}
+
+
+def test_equal_arms_have_no_difference_and_a_slower_one_does_also_after_a_resume(common, tmp_path):
+    plan = Ablation(ARMS, (1, 2), common)
+    report = ablate(plan, tmp_path)
+    arms = report["arms"]
+    assert arms["same"]["difference"] == 0 and arms["same"]["interval"] == [0, 0]
+    assert 0.1 < arms["slow"]["interval"][0] <= arms["slow"]["difference"] <= arms["slow"]["interval"][1]
+    num_masked = json.loads((tmp_path / "base-1/held_out.json").read_text())["num_masked"]
+    assert arms["slow"]["same_masks"] and arms["slow"]["num_documents"] == np.count_nonzero(num_masked) > 50
+    assert arms["base"]["num_parameters"] == arms["slow"]["num_parameters"] > 0 < arms["base"]["training_flops"]
+    expected = np.mean([arms["slow"]["loss_by_seed"][seed] - arms["base"]["loss_by_seed"][seed] for seed in ("1", "2")])
+    assert arms["slow"]["difference"] == pytest.approx(expected, abs=1e-6)
+    # a run that was killed before its evaluation, and one that was killed before it trained
+    (tmp_path / "slow-1/held_out.json").unlink()
+    again = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("base-1/*.safetensors")}
+    assert ablate(plan, tmp_path) == report
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("base-1/*.safetensors")} == again
+    with pytest.raises(ValueError, match=r"holds another ablation: arms were .* and are"):
+        ablate(Ablation(ARMS | {"more": {}}, (1, 2), common), tmp_path)
+
+
+def test_the_example_writes_a_table_a_plot_and_figures_and_stops_early_where_the_sign_is_settled(
+    common, tmp_path, capsys
+):
+    file = tmp_path / "arms.yaml"
+    file.write_text(
+        json.dumps({"arms": {"base": {}, "slow": {"learning_rate": 3e-5}}, "seeds": [1, 2, 3], "common": common})
+    )
+    run_main(example, "--arms", file, "--output_dir", tmp_path / "runs", "--stop_early")
+    report = json.loads((tmp_path / "runs/ablation.json").read_text())
+    assert list(report["arms"]["slow"]["loss_by_seed"]) == ["1", "2"] and not (tmp_path / "runs/slow-3").exists()
+    table = (tmp_path / "runs/ablation.md").read_text()
+    assert "| slow" in table and "rows and masks" in table and table.count("baseline") == 1
+    assert (tmp_path / "runs/ablation.png").stat().st_size > 10_000
+
+
+def test_processes_of_a_launcher_divide_the_runs(common, tmp_path, monkeypatch):
+    """The second process finds the first run locked; the last one to end writes the result."""
+    plan, trained = Ablation({"a": {}, "b": {}}, (1,), common), []
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(
+        module, "pretrain", lambda *args, run=module.pretrain, **kwargs: trained.append(args) or run(*args, **kwargs)
+    )
+    with module.filelock.FileLock(tmp_path / "a-1.lock"):
+        tmp_path.mkdir(exist_ok=True)
+        assert ablate(plan, tmp_path) is None
+    assert len(trained) == 1 and (tmp_path / "b-1/held_out.json").exists() and not (tmp_path / "a-1").exists()
+    assert ablate(plan, tmp_path)["arms"]["b"]["interval"] == [0, 0]
+
+
+def test_an_arm_that_diverges_is_named_and_the_others_go_on(common, tmp_path, capsys):
+    arms = {"base": {}, "hot": {"learning_rate": 1e30, "max_grad_norm": 1e30}}
+    report = ablate(Ablation(arms, (1,), common), tmp_path)
+    assert "the arm hot diverged with seed 1: the" in capsys.readouterr().out
+    assert "was not finite" in report["arms"]["hot"]["diverged"]["1"] and "interval" not in report["arms"]["hot"]
+    with pytest.raises(ValueError, match="the baseline hot diverged: the"):
+        ablate(Ablation(dict(reversed(arms.items())), (1,), common), tmp_path / "other")
+
+
+# Figures
+
+
+def test_held_out_losses_are_those_of_a_plain_pass(common, corpus, tmp_path):
+    """One document at a time, with the masks that the labels of the collator give."""
+    ablate(Ablation({"a": {}, "b": {}}, (1,), common), tmp_path)
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "a-1")
+    tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
+    texts = ["the quick brown fox jumps over", "lazy dog", "and then it sleeps in a warm red house by old sea"]
+    found = held_out_losses(model, tokenizer, texts, 12, batch_size=2)
+    for number, text in enumerate(texts):
+        ids = torch.tensor(tokenizer(text, truncation=True, max_length=12)["input_ids"])
+        row = module.PackedMLMCollator(tokenizer, 0.2)([{"input_ids": ids, "mask_seed": number}])
+        is_masked = row["labels"][0] != -100
+        logits = model(row["input_ids"]).logits[0, is_masked]
+        expected = -logits.log_softmax(-1)[torch.arange(len(logits)), ids[is_masked]].mean().item()
+        assert found["loss"][number] == pytest.approx(expected, abs=1e-5, nan_ok=True)
+        assert found["num_masked"][number] == is_masked.sum()
+        assert found["num_correct"][number] == (logits.argmax(-1) == ids[is_masked]).sum()
+    assert found["num_tokens"] == [len(tokenizer(text, add_special_tokens=False)["input_ids"][:10]) for text in texts]
+    assert found["num_characters"][:2] == [30, 8] and 20 < found["num_characters"][2] < len(texts[2])
+
+
+def test_the_interval_of_a_mean_difference_covers_the_truth_as_often_as_it_says():
+    """1,000 normal differences around 0.1: the interval of 95 % misses it in 4 to 18 of 200 draws, a binomial's 99.9 % range."""
+    rng, missed = np.random.default_rng(0), 0
+    for _ in range(200):
+        base = rng.normal(5, 2, 300)
+        ours = {seed: base + rng.normal(0.1, 1, 300) for seed in (1, 2)}
+        low, high = compare_losses(ours, dict.fromkeys((1, 2), base))["interval"]
+        missed += not low < 0.1 < high
+    assert 2 <= missed <= 22
+
+
+def test_a_document_without_a_masked_token_is_left_out():
+    found = compare_losses({1: np.array([1.0, np.nan, 3.0])}, {1: np.array([0.5, np.nan, 2.5])})
+    assert found["difference"] == 0.5 and found["num_documents"] == 2
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("arms", "more", "message"),
+    [
+        ({"a": {}}, {}, "give two arms or more"),
+        (
+            {"a": {}, "b": {"learning_rat": 1}},
+            {},
+            "arm b: learning_rat is no argument of pretraining; did you mean learning_rate",
+        ),
+        ({"a": {}, "b": {"schedule": "cosine"}}, {}, "arm b: schedule='cosine' is not one of"),
+        ({"a": {}, "../b": {}}, {}, r"arm '\.\./b' names a folder"),
+        ({"a": {}, "b": {"validation_files": "other.jsonl"}}, {}, "give all arms the same validation_files"),
+        ({"a": {}, "b": {}}, {"validation_files": None}, "give all arms the same validation_files"),
+    ],
+)
+def test_an_ablation_that_cannot_be_right_is_refused_before_anything_is_written(common, tmp_path, arms, more, message):
+    with pytest.raises(ValueError, match=message):
+        common = {name: value for name, value in (common | more).items() if value is not None}
+        ablate(Ablation(arms, (1,), common), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("arm: {}", "holds arm; it must hold arms, and may hold seeds and common"),
+        ("- a", "holds list; it must hold arms"),
+        ("arms: [a, b]", "arms and common must hold arguments by name"),
+        ("arms: {a: 1, b: {}}", "arms and common must hold arguments by name"),
+        ("arms: {a: {}, b: {}}\nseeds: 3", "seeds a list of numbers"),
+        ("arms: {", "cannot be read"),
+    ],
+)
+def test_a_file_that_holds_no_ablation_is_refused(tmp_path, text, message):
+    (tmp_path / "arms.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_ablation(tmp_path / "arms.yaml")
+
+
+def test_arms_with_different_tokenizers_are_compared_per_character_only(common, tmp_path):
+    train_wordpiece(["the quick brown fox jumps over lazy dog"] * 9, vocab_size=64).save_pretrained(tmp_path / "other")
+    arms = {"a": {}, "b": {"tokenizer_name": str(tmp_path / "other")}}
+    with pytest.raises(ValueError, match=r"a and b have different tokenizers, .*; compare them per character"):
+        ablate(Ablation(arms, (1,), common), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    report = ablate(Ablation(arms, (1,), common), tmp_path / "runs", per_character=True)
+    results = [json.loads((tmp_path / f"runs/{arm}-1/held_out.json").read_text()) for arm in "ab"]
+    means = [
+        np.nanmean(
+            [
+                loss * tokens / max(characters, 1)
+                for loss, tokens, characters in zip(
+                    np.array(result["loss"], float), result["num_tokens"], result["num_characters"]
+                )
+            ]
+        )
+        for result in results
+    ]
+    assert [report["arms"][arm]["loss"] for arm in "ab"] == pytest.approx(means)
+    assert report["unit"] == "character" and not report["arms"]["b"]["same_rows"]
