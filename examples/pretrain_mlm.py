@@ -17,10 +17,10 @@ Phase 2 of this run, on longer documents; it reuses the tokenized text:
         --max_steps 20 --max_length 1024 --longer_than 256 512 --row_tokens 4096 --tokens_per_step 4096 \\
         --learning_rate 2e-3 --use_cpu
 
-The paper, phases 1 and 2:
+The paper, phases 1 and 2; a checkpoint has 2.9 GB, so the newest three stay:
 
-    accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16
-    accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16 --phase 2 \\
+    accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16 --save_total_limit 3
+    accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16 --save_total_limit 3 --phase 2 \\
         --init_from runs/pretraining --output_dir runs/pretraining-4096 --documents_dir runs/pretraining/documents
 
 Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption. `--recipe` is `paper`, `code`

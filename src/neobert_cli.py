@@ -19,6 +19,7 @@ from importlib import metadata
 from typing import NoReturn
 
 Run = Callable[..., None]
+SEVERAL = {"nargs": "+", "action": "extend"}  # values in one argument or in several
 
 
 class Parser(argparse.ArgumentParser):
@@ -112,6 +113,32 @@ def search(parser: Parser) -> Run:
     return run
 
 
+def train_tokenizer(parser: Parser) -> Run:
+    """Train the tokenizer of a corpus: an uncased WordPiece vocabulary.
+
+    neobert train-tokenizer --files a.jsonl b.jsonl --output_dir tokenizer
+    neobert train-tokenizer --dataset_name wikimedia/wikipedia --dataset_config 20231101.en --output_dir tokenizer \\
+        --vocab_size 16384
+
+    The text is read once and not kept: memory follows the number of different words, about 1 kB each.
+    """
+    add = parser.add_argument
+    add("--output_dir", required=True, metavar="FOLDER", help="Folder to write, new or empty.")
+    add("--vocab_size", type=int, default=30_522, metavar="INT", help="Most tokens; a small text gives fewer.")
+    text = "Length in tokens at which the tokenizer truncates."
+    add("--max_length", type=int, default=4096, metavar="INT", help=text)
+    _add_corpus(parser)
+
+    def run(output_dir: str, vocab_size: int, max_length: int, **source) -> None:
+        from neobert_hf.files import tokenizer_hash, write_wordpiece
+        from neobert_hf.pretraining import Corpus
+
+        tokenizer = write_wordpiece(Corpus(**source), output_dir, vocab_size, max_length)
+        print(json.dumps({"folder": output_dir, "vocab_size": len(tokenizer), "sha256": tokenizer_hash(tokenizer)}))
+
+    return run
+
+
 def tokenize(parser: Parser) -> Run:
     """Tokenize text for pretraining. Documents are stored whole; training cuts long ones.
 
@@ -125,15 +152,7 @@ def tokenize(parser: Parser) -> Run:
     add = parser.add_argument
     add("--output_dir", required=True, metavar="FOLDER", help="Folder of the token ids.")
     add("--tokenizer_name", required=True, metavar="NAME", help="Folder or Hub id of a fast tokenizer.")
-    source = parser.add_mutually_exclusive_group(required=True)
-    several = {"nargs": "+", "action": "extend"}  # in one argument or in several
-    source.add_argument("--files", **several, metavar="FILE", help="Text, JSON lines, CSV, TSV or Parquet files.")
-    source.add_argument("--dataset_name", metavar="NAME", help="Dataset of the Hub, instead of files.")
-    add("--dataset_config", metavar="NAME", help="Configuration of the dataset.")
-    add("--split", default="train", metavar="NAME", help="Split of the dataset.")
-    add("--text_column", default="text", metavar="NAME", help="Column that holds the text.")
-    text = "Unit of a .txt file that is one document; blank lines separate paragraphs."
-    add("--sample_by", choices=("line", "paragraph", "document"), default="paragraph", help=text)
+    _add_corpus(parser)
     text = "What runs the tasks: an executor of datatrove."
     add("--executor", choices=("local", "slurm", "ray"), default="local", help=text)
     text = "Parts of the corpus; an interrupted part begins again. Default: one for each file, 8 to 1,000."
@@ -141,7 +160,7 @@ def tokenize(parser: Parser) -> Run:
     text = "Tasks that run at the same time. Default: one for a core; with Slurm and Ray, all."
     add("--workers", type=int, metavar="INT", help=text)
     text = "Further arguments of the executor; Slurm requires partition and time."
-    add("--executor_options", **several, metavar="NAME=VALUE", help=text)
+    add("--executor_options", **SEVERAL, metavar="NAME=VALUE", help=text)
 
     def run(output_dir, tokenizer_name, executor, tasks, workers, executor_options, **source):
         from neobert_hf.files.trust import load_tokenizer
@@ -156,6 +175,18 @@ def tokenize(parser: Parser) -> Run:
         print(json.dumps({"folder": output_dir, **written}))
 
     return run
+
+
+def _add_corpus(parser: Parser) -> None:
+    """Add the arguments of a `Corpus`."""
+    add, source = parser.add_argument, parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--files", **SEVERAL, metavar="FILE", help="Text, JSON lines, CSV, TSV or Parquet files.")
+    source.add_argument("--dataset_name", metavar="NAME", help="Dataset of the Hub, instead of files.")
+    add("--dataset_config", metavar="NAME", help="Configuration of the dataset.")
+    add("--split", default="train", metavar="NAME", help="Split of the dataset.")
+    add("--text_column", default="text", metavar="NAME", help="Column that holds the text.")
+    text = "Unit of a .txt file that is one document; blank lines separate paragraphs."
+    add("--sample_by", choices=("line", "paragraph", "document"), default="paragraph", help=text)
 
 
 def verify_documents(parser: Parser) -> Run:
@@ -274,7 +305,7 @@ def _hide_progress_bars() -> None:
         logging.disable_progress_bar()
 
 
-COMMANDS = (embed, search, tokenize, verify_documents, doctor, convert, export)
+COMMANDS = (embed, search, train_tokenizer, tokenize, verify_documents, doctor, convert, export)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):

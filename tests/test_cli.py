@@ -19,6 +19,7 @@ import neobert_cli
 import neobert_hf
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.embeddings import vector_files
+from neobert_hf.files import load_tokenizer, tokenizer_hash, train_wordpiece
 
 COMMANDS = [command.__name__.replace("_", "-") for command in neobert_cli.COMMANDS]
 
@@ -57,6 +58,10 @@ def refuse(error):
         ),
         (["tokenize", "--output_dir", "a", "--tokenizer_name", "b", "--files", "c", "--sample_by", "page"],
          "neobert tokenize: error: argument --sample_by: invalid choice: 'page'"),
+        (
+            ["train-tokenizer", "--output_dir", "a"],
+            "neobert train-tokenizer: error: one of the arguments --files --dataset_name is required",
+        ),
         (["embed", "a", "--batch_size", "1.5"], "neobert embed: error: argument --batch_size: invalid int value: '1.5'"),
         (["embed", "a", "--ouptut", "b"], "neobert embed: error: unknown argument --ouptut; did you mean --output?"),
         (["embed", "a", "-o", "b", "--text-column=9"],
@@ -151,6 +156,38 @@ def test_a_shell_completes_commands_options_and_choices(words, candidates, tmp_p
     environment |= {"_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "answer")}
     subprocess.run([sys.executable, neobert_cli.__file__], env=environment, check=True)
     assert {word.strip() for word in (tmp_path / "answer").read_text().split("\n")} == candidates
+
+
+# --- train-tokenizer --------------------------------------------------------------------------------------------------
+
+
+def test_train_tokenizer_writes_what_train_wordpiece_gives(tmp_path):
+    texts = ["the quick fox", "old sea and the dog"]
+    (tmp_path / "a.csv").write_text("body\n" + "\n".join(texts))
+    arguments = ("--files", tmp_path / "a.csv", "--text_column", "body", "--vocab_size", 45)
+    printed = json.loads(run("train-tokenizer", *arguments, "--output_dir", tmp_path / "out"))
+    wanted = tokenizer_hash(train_wordpiece(texts, 45))
+    assert printed == {"folder": str(tmp_path / "out"), "vocab_size": 45, "sha256": wanted}
+    assert tokenizer_hash(load_tokenizer(str(tmp_path / "out"))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "line"),
+    [
+        ("a b", ("--vocab_size", 6), "vocab_size=6 is out of bounds; choose "),
+        ("a b", ("--output_dir", "."), ". exists and is not an empty folder; choose another one"),
+        ("a b", ("--files", "none.txt"), "none.txt does not exist or is not a file"),
+        ("", (), "a.txt holds no document; give a source with text"),
+        ("\x01\x02", (), "the texts hold no word"),
+    ],
+)
+def test_train_tokenizer_refuses_in_one_line_and_writes_nothing(tmp_path, monkeypatch, content, changes, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text(content)
+    with pytest.raises(SystemExit) as ended:
+        run("train-tokenizer", "--files", "a.txt", "--output_dir", "out", *changes)
+    assert line in ended.value.code and "\n" not in ended.value.code
+    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
 
 
 # --- tokenize ---------------------------------------------------------------------------------------------------------

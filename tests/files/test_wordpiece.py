@@ -6,6 +6,7 @@ import re
 import string
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from transformers import PreTrainedTokenizerFast as StockTokenizer
 from neobert_hf import NeoBERTConfig
 from neobert_hf.files import wordpiece
 from neobert_hf.files.trust import load_tokenizer
-from neobert_hf.files.wordpiece import tokenizer_hash, train_wordpiece
+from neobert_hf.files.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece, write_wordpiece
 
 CHARACTERS = " ".join(string.printable.split()[0])
 WORDS = "interval array http server file name getfilename float b64 encode b64encode intervalarray float32"
@@ -122,6 +123,62 @@ def test_the_same_texts_give_the_same_tokenizer_in_every_process():
     environment = {**os.environ, "PYTHONPATH": str(Path(wordpiece.__file__).parents[2])}
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
     assert run.stdout.split()[-1] == tokenizer_hash(train_wordpiece(TEXTS, 600))
+
+
+NOT_ASCII = ["été ﬁn “quoted—dash” a©b a+b foo_bar\u3000x\u2028y\x85z 漢字かな x… «mot» İstanbul ½ q\u200bq \ufffd"]
+NOT_ASCII.append(NOT_ASCII[0].replace(" ", ""))
+
+
+def test_counted_words_give_the_vocabulary_that_the_library_learns_from_the_texts():
+    texts = [*TEXTS[:40], *NOT_ASCII, CHARACTERS.replace(" ", ""), ""] * 2
+    tokenizer = train_wordpiece(iter(texts), 250)
+    normalized = [tokenizer.backend_tokenizer.normalizer.normalize_str(text) for text in texts]
+    vocab = tokenizer.get_vocab()
+    given = [token for token in vocab if token in SPECIAL_TOKENS.values() or len(token.removeprefix("##")) == 1]
+    alphabet = [token for token in given if len(token) == 1]
+    assert len(vocab) == 250
+    assert wordpiece._train(normalized, 250, sorted(given, key=vocab.get), alphabet) == vocab
+
+
+def test_texts_are_not_kept():
+    text = f"{'x' * 500} " * 200
+    tracemalloc.start()
+    train_wordpiece((text.upper() for _ in range(20)), 64)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 6 * len(text)  # the text, its normalized copy and its words
+
+
+def test_a_word_beyond_the_bound_is_not_learned(monkeypatch):
+    monkeypatch.setattr(wordpiece, "MAX_WORDS", 2)
+    assert {"fox", "dog"} <= train_wordpiece(["fox dog fox dog cat"], 64).get_vocab().keys() - {"cat"}
+    assert "cat" not in train_wordpiece(["fox dog fox dog cat"], 64).get_vocab()
+
+
+def test_a_tokenizer_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    folder = tmp_path / "new" / "tokenizer"
+    written = write_wordpiece(TEXTS, folder, 400, model_max_length=99)
+    again = load_tokenizer(str(folder))
+    assert tokenizer_hash(again) == tokenizer_hash(written) and again.model_max_length == 99
+    with pytest.raises(ValueError, match="is not an empty folder; choose another one"):
+        write_wordpiece(iter([None]), folder, 400)  # before it reads a text
+    for texts, size, line in (
+        (["", " \n"], 400, "the texts hold no word"),
+        (TEXTS, 5, "vocab_size=5 is out of bounds"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            write_wordpiece(texts, tmp_path / "refused", size)
+
+    def fail(folder):
+        (folder.mkdir(), (folder / "tokenizer.json").write_text("{"))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(wordpiece.PreTrainedTokenizerFast, "save_pretrained", lambda self, folder: fail(folder))
+    with pytest.raises(OSError, match="the disk is full: refused could not be written; no tokenizer was written"):
+        write_wordpiece(TEXTS, tmp_path / "refused", 400)
+    assert [file.name for file in tmp_path.iterdir()] == ["new"] and [
+        file.name for file in folder.parent.iterdir()
+    ] == [folder.name]
 
 
 def test_the_alphabet_is_bounded_and_its_rarest_characters_are_unknown():

@@ -289,6 +289,28 @@ def test_masks_of_a_row_do_not_depend_on_the_rows_beside_it(tokenizer):
     assert torch.equal(together["labels"][0, place : place + alone["labels"].shape[1]], alone["labels"][0])
 
 
+def test_each_pass_masks_the_same_rows_anew(tokenizer):
+    """The same documents share a row in every pass; the masks of two passes agree no more than by chance."""
+    lengths = np.random.default_rng(0).integers(20, 60, 200).tolist()
+    ordinary = [i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids]
+    documents = [[tokenizer.cls_token_id, *random.Random(i).choices(ordinary, k=n)] for i, n in enumerate(lengths)]
+    rows, num_passes = packed_rows(documents, 256, seed=3, num_rows=10_000), 3
+    collator, passes = PackedMLMCollator(tokenizer), []
+    for start in range(0, num_passes * rows.rows_per_pass, rows.rows_per_pass):
+        numbers = range(start, start + rows.rows_per_pass)
+        batches = {tuple(rows[number]["input_ids"]): collator([rows[number]]) for number in numbers}
+        masks = {ids: batch["input_ids"][0] == tokenizer.mask_token_id for ids, batch in batches.items()}
+        assert all(torch.equal(masks[ids], batch["labels"][0] != -100) for ids, batch in batches.items())
+        passes.append(masks)
+    assert all(masks.keys() == passes[0].keys() for masks in passes)
+    num_ordinary = sum(lengths)
+    first, second, third = (torch.cat([masks[ids] for ids in passes[0]]) for masks in passes)
+    for masks in (first, second, third):
+        assert abs(masks.sum().item() / num_ordinary - 0.2) < 0.02  # five standard deviations
+    for one, other in ((first, second), (first, third), (second, third)):
+        assert abs((one & other).sum().item() / num_ordinary - 0.2**2) < 0.011
+
+
 def test_workers_draw_other_masks():
     """Rows of the same number in two workers must not be masked alike."""
     stream = PackedStream(

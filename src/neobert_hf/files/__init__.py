@@ -7,7 +7,7 @@ NAMES_OF = {
     "rows": ("read_lines", "read_rows", "read_text_column", "read_texts"),
     "texts": ("check_leaves_tokens", "check_max_length", "printable"),
     "trust": ("check_links", "check_own_code", "check_source", "load_tokenizer", "read_json", "resolve"),
-    "wordpiece": ("plain_tokenizer", "tokenizer_hash", "train_wordpiece"),
+    "wordpiece": ("plain_tokenizer", "tokenizer_hash", "train_wordpiece", "write_wordpiece"),
     "writing": (
         "content_hash",
         "file_hash",

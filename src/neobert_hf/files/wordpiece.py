@@ -1,21 +1,32 @@
 """Training of an uncased WordPiece tokenizer with the `tokenizers` library, and the hash that identifies a tokenizer."""
 
 import hashlib
-import itertools
+import os
+import re
+import sys
+import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from .writing import saving
+
 SPECIAL_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 MAX_TOKENS = 1_000_000  # the trainer allocates memory for the whole vocabulary at the start
 MAX_CHARACTERS = 300  # size of the alphabet; texts with rarer characters get the token [UNK]
+MAX_WORDS = 500_000  # the trainer learns from the most frequent words; each takes about 1 kB of memory
+REPEATED = 10_000  # characters of a text that repeats a word for the trainer
 
 # The ends of words inside an identifier, as empty matches: IntervalArray, HTTPServer, float32, b64encode. [0-9], since \d means
 # other characters in JavaScript.
 WORD_ENDS = "(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[A-Za-z]{2})(?=[0-9])|(?<=[0-9])(?=[A-Za-z]{2})"
 DIVIDER = "[-=~*#^_+]{4,}"  # underlines of headings and borders of tables, else one token for each character
+
+# A part of the pre-tokenizer's work, faster. Words with punctuation outside of ASCII stay whole; it splits them.
+WORDS = re.compile("[^ !-/:-@[-`{-~]+|[!-/:-@[-`{-~]")
 
 
 class PreTrainedTokenizerFast(transformers.PreTrainedTokenizerFast):
@@ -38,30 +49,36 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
     from `tokenizer.json`. It is no `BertTokenizer`: transformers 5 makes the normalizer of that class itself, and the split would
     be lost. llama.cpp normalizes the text of BERT models itself and would not split identifiers.
 
+    The texts are read once and not kept. Memory is that of their different words.
+
     Args:
-        texts: Training texts; they are kept in memory.
+        texts: Training texts.
         vocab_size: Maximum number of tokens, including the five special tokens; a small text gives fewer.
         model_max_length: Length in tokens at which the tokenizer truncates.
 
     Raises:
-        ValueError: `vocab_size` is above 1,000,000, or the characters of the text alone need more tokens.
+        ValueError: The texts have no word, `vocab_size` is above 1,000,000, or the characters of the text alone need more tokens.
     """
     special_tokens = list(SPECIAL_TOKENS.values())
     splits = [normalizers.Replace(Regex(WORD_ENDS), " "), normalizers.Replace(Regex(DIVIDER), "---")]
     normalizer = normalizers.Sequence([*splits, normalizers.BertNormalizer()])
-    texts = [normalizer.normalize_str(text) for text in texts]
-    alphabet = _alphabet(texts)
+    words = Counter(word for text in texts for word in WORDS.findall(normalizer.normalize_str(text)))
+    if not words:
+        raise ValueError("the texts hold no word, only white space; give text to learn from")
+    alphabet = _alphabet(words)
+    words = dict(words.most_common(MAX_WORDS))
 
     # The trainer breaks ties between pairs by the ids of their tokens, and gives ids to the "##x" of single characters x in the
     # order of a hash table, another one in each process. So a first training finds them, and the second gets them in order.
-    found = _train(texts, len(special_tokens) + 1, special_tokens, alphabet)
+    found = _train(words, len(special_tokens) + 1, special_tokens, alphabet)
     characters = sorted(found.keys() - {*special_tokens})
     num_tokens = len(special_tokens) + len(characters)
     if not num_tokens <= vocab_size <= MAX_TOKENS:
         raise ValueError(
             f"vocab_size={vocab_size} is out of bounds; choose {num_tokens} for the characters of this text, to {MAX_TOKENS:,}"
         )
-    vocab = _train(texts, vocab_size, special_tokens + characters, alphabet, show_progress=True)
+    show_progress = sys.stderr.isatty()  # else the library prints blank lines to stdout
+    vocab = _train(_repeated(words), vocab_size, special_tokens + characters, alphabet, show_progress)
 
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=SPECIAL_TOKENS["unk_token"]))
     tokenizer.normalizer = normalizer
@@ -73,11 +90,49 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options, **SPECIAL_TOKENS)
 
 
-def _alphabet(texts: list[str]) -> list[str]:
+def write_wordpiece(
+    texts: Iterable[str], folder: str | Path, vocab_size: int, model_max_length: int = 4096
+) -> PreTrainedTokenizerFast:
+    """Write the tokenizer of `train_wordpiece`, whose other arguments and errors it has, to a folder.
+
+    Args:
+        folder: Folder to write, new or empty. It appears when it is complete.
+
+    Raises:
+        ValueError: The folder is not empty.
+        OSError: A file cannot be written.
+    """
+    folder = Path(folder)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not an empty folder; choose another one")
+    tokenizer = train_wordpiece(texts, vocab_size, model_max_length)
+    with saving(folder, "no tokenizer was written"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
+            built = Path(beside, folder.name)
+            tokenizer.save_pretrained(built)
+            if folder.exists():
+                folder.rmdir()
+            os.replace(built, folder)
+    return tokenizer
+
+
+def _alphabet(words: dict[str, int]) -> list[str]:
     """Return the most frequent characters in order; the trainer's own choice among equally frequent ones is random."""
-    counts = Counter(itertools.chain.from_iterable(texts))
+    counts = Counter()
+    for word, count in words.items():
+        for character in word:
+            counts[character] += count
     by_frequency = sorted((-count, character) for character, count in counts.items() if not character.isspace())
     return sorted(character for _, character in by_frequency[:MAX_CHARACTERS])
+
+
+def _repeated(words: dict[str, int]) -> Iterator[str]:
+    """Yield texts that hold each word as many times as it was counted: the trainer takes texts, no counts."""
+    for word, count in words.items():
+        most = max(1, REPEATED // len(word))
+        for start in range(0, count, most):
+            yield f"{word} " * min(most, count - start)
 
 
 def _train(texts, vocab_size, first_tokens, alphabet, show_progress=False) -> dict[str, int]:
