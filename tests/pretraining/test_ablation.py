@@ -121,14 +121,14 @@ def test_held_out_losses_are_those_of_a_plain_pass(common, corpus, tmp_path):
 
 
 def test_the_interval_of_a_mean_difference_covers_the_truth_as_often_as_it_says():
-    """1,000 normal differences around 0.1: the interval of 95 % misses it in 4 to 18 of 200 draws, a binomial's 99.9 % range."""
+    """300 differences around 0.1: the interval of 95 % misses it in 1 to 13 of 100 draws, a binomial's range of 99.9 %."""
     rng, missed = np.random.default_rng(0), 0
-    for _ in range(200):
+    for _ in range(100):
         base = rng.normal(5, 2, 300)
         ours = {seed: base + rng.normal(0.1, 1, 300) for seed in (1, 2)}
         low, high = compare_losses(ours, dict.fromkeys((1, 2), base))["interval"]
         missed += not low < 0.1 < high
-    assert 2 <= missed <= 22
+    assert 1 <= missed <= 13
 
 
 def test_a_document_without_a_masked_token_is_left_out():
