@@ -19,7 +19,17 @@ from transformers.hf_argparser import HfArg
 from neobert_hf.pretraining import ablate, read_ablation
 from neobert_hf.runs import run_script
 
-TITLES = ("arm", "parameters", "training", "held-out loss", "accuracy", "seeds", "same", "difference (95 %)")
+TITLES = (
+    "arm",
+    "parameters",
+    "training",
+    "held-out loss",
+    "accuracy",
+    "same",
+    "difference",
+    "95 %: documents",
+    "95 %: seeds",
+)
 
 
 @dataclass
@@ -46,13 +56,13 @@ def run(arguments: AblationArguments):
 def row_of(name: str, arm: dict) -> list:
     """Return the row of an arm in the table."""
     if "loss" not in arm:
-        return [name, *[""] * 6, f"diverged with seed {', '.join(arm['diverged'])}"]
+        return [name, *[""] * 5, f"diverged with seed {', '.join(arm['diverged'])}", "", ""]
     same = "rows and masks" if arm["same_masks"] else "rows" if arm["same_rows"] else "text"
     size = f"{arm['num_parameters'] / 1e6:.2f} M", f"{arm['training_flops'] / 1e12:.1f} TFLOP"
-    figures = f"{arm['loss']:.4f}", f"{arm['masked_accuracy']:.3f}", ", ".join(arm["loss_by_seed"])
-    low, high = arm.get("interval", (0, 0))
-    difference = f"{arm['difference']:+.4f} ({low:+.4f} to {high:+.4f})" if "interval" in arm else "baseline"
-    return [name, *size, *figures, same, difference]
+    difference = f"{arm['difference']:+.4f}" if "interval" in arm else "baseline"
+    intervals = [arm.get("interval"), arm.get("interval_of_seeds")]
+    intervals = [f"{found[0]:+.4f} to {found[1]:+.4f}" if found else "" for found in intervals]
+    return [name, *size, f"{arm['loss']:.4f}", f"{arm['masked_accuracy']:.3f}", same, difference, *intervals]
 
 
 def plot(report: dict, folder: Path) -> Figure:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import run_main
 from pretraining_runs import SMALL
+from scipy import stats
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from neobert_hf.files.wordpiece import train_wordpiece
@@ -49,6 +50,8 @@ def test_equal_arms_have_no_difference_and_a_slower_one_does_also_after_a_resume
     assert arms["base"]["num_parameters"] == arms["slow"]["num_parameters"] > 0 < arms["base"]["training_flops"]
     expected = np.mean([arms["slow"]["loss_by_seed"][seed] - arms["base"]["loss_by_seed"][seed] for seed in ("1", "2")])
     assert arms["slow"]["difference"] == pytest.approx(expected, abs=1e-6)
+    low, high = stats.ttest_1samp(list(arms["slow"]["by_seed"].values()), 0).confidence_interval(0.95)
+    assert arms["slow"]["interval_of_seeds"] == pytest.approx([low, high])
     # a run that was killed before its evaluation, and one that was killed before it trained
     (tmp_path / "slow-1/held_out.json").unlink()
     again = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("base-1/*.safetensors")}
@@ -69,7 +72,7 @@ def test_the_example_writes_a_table_a_plot_and_figures_and_stops_early_where_the
     report = json.loads((tmp_path / "runs/ablation.json").read_text())
     assert list(report["arms"]["slow"]["loss_by_seed"]) == ["1", "2"] and not (tmp_path / "runs/slow-3").exists()
     table = (tmp_path / "runs/ablation.md").read_text()
-    assert "| slow" in table and "rows and masks" in table and table.count("baseline") == 1
+    assert "| slow" in table and "95 %: seeds" in table and "rows and masks" in table and table.count("baseline") == 1
     assert (tmp_path / "runs/ablation.png").stat().st_size > 10_000
 
 

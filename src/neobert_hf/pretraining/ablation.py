@@ -141,7 +141,7 @@ def ablate(
     Args:
         ablation: The runs.
         output_dir: Folder of the runs and of the result.
-        stop_early: Train no further seed of an arm when two or more seeds agree on the sign, and the interval is without zero.
+        stop_early: Train no further seed of an arm when two or more seeds have settled the sign of its difference.
         per_character: Compare the loss per character, for arms with different tokenizers, and not per masked token.
 
     Returns:
@@ -340,30 +340,35 @@ def compare_losses(ours: Mapping[int, np.ndarray], theirs: Mapping[int, np.ndarr
         theirs: The same of the baseline.
 
     Returns:
-        `difference`, the mean of ours - theirs; its bootstrap `interval` over the documents; `by_seed`, the difference with each
-        seed; and `num_documents`.
+        `difference`, the mean of ours - theirs; `interval`, its bootstrap interval over the documents, for these trained models;
+        `by_seed`, the difference with each seed; `interval_of_seeds`, Student's interval of these, None with one seed; and
+        `num_documents`.
     """
     seeds = [seed for seed in ours if seed in theirs]
     paired = np.stack([np.asarray(ours[seed]) - np.asarray(theirs[seed]) for seed in seeds])
     paired = paired[:, np.isfinite(paired).all(0)]
     options = {"confidence_level": CONFIDENCE, "method": "percentile", "random_state": 0, "batch": 500}
     interval = stats.bootstrap((paired.mean(0),), np.mean, **options).confidence_interval
+    by_seed, of_seeds = paired.mean(1), None
+    if len(seeds) > 1:
+        spread = stats.t(len(seeds) - 1).ppf((1 + CONFIDENCE) / 2) * stats.sem(by_seed)
+        of_seeds = [float(by_seed.mean() - spread), float(by_seed.mean() + spread)]
     return {
-        "difference": float(paired.mean()),
+        "difference": float(by_seed.mean()),
         "interval": [float(interval.low), float(interval.high)],
-        "by_seed": dict(zip(map(str, seeds), paired.mean(1).tolist())),
+        "interval_of_seeds": of_seeds,
+        "by_seed": dict(zip(map(str, seeds), by_seed.tolist())),
         "num_documents": paired.shape[1],
     }
 
 
 def _is_settled(results, arm, ablation, per_character):
-    """Whether two or more seeds agree on the sign of a difference, and its interval is without zero."""
+    """Whether both intervals of a difference, over the documents and over two or more seeds, are without zero."""
     ours, theirs = (_losses(results, name, ablation, per_character) for name in (arm, ablation.baseline))
     if len(ours.keys() & theirs.keys()) < 2:
         return False
     found = compare_losses(ours, theirs)
-    signs = {math.copysign(1, difference) for difference in found["by_seed"].values()}
-    return len(signs) == 1 and (found["interval"][0] > 0 or found["interval"][1] < 0)
+    return all(low > 0 or high < 0 for low, high in (found["interval"], found["interval_of_seeds"]))
 
 
 def _describe(results, arm, ablation, arms, per_character):
