@@ -287,11 +287,10 @@ def _check_plan(output_dir, ablation, per_character):
 def _tokenize(output_dir, data, training):
     """Tokenize the text of a run, if no run with the same text and tokenizer has done it, and set its folder."""
     tokenizer = _tokenizer_of(data, training)
-    names = ("train_files", "dataset_name", "dataset_config", "text_column", "sample_by")
-    text = {name: getattr(data, name) for name in names} | {
-        "tokenizer": tokenizer_hash(tokenizer),
-        "corpus": training.to_recipe().corpus,
-    }
+    names = ("train_files", "dataset_config", "text_column", "sample_by")
+    text = {name: getattr(data, name) for name in names} | {"tokenizer": tokenizer_hash(tokenizer)}
+    if not data.train_files:
+        text["dataset_name"] = data.dataset_name or training.to_recipe().corpus
     data.documents_dir = data.documents_dir or str(output_dir / f"documents-{content_hash(text)[:8]}")
     open_text(data, training, tokenizer)
 
