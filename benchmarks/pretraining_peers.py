@@ -26,8 +26,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from datasets import load_dataset, load_from_disk
 from harness import finish, in_new_process, read_arguments
 from tqdm.auto import tqdm
@@ -47,7 +47,7 @@ from transformers import (
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.files.writing import write_json
-from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, pretrain
+from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, held_out_losses, pretrain
 
 # Width and heads are equal. ModernBERT's shape is that of ettin-encoder-17m, with a feed-forward layer 4 % wider.
 WIDTH = {"hidden_size": 256, "num_attention_heads": 4}
@@ -141,43 +141,19 @@ def blocks_of(file: str, tokenizer: PreTrainedTokenizerBase, max_length: int):
 # ---------------------------------------------------------------------------------------- held-out loss
 
 
-def held_out_batches(
-    file: str, tokenizer: PreTrainedTokenizerBase, max_length: int, batch_size: int = 32
-) -> list[dict]:
-    """Masked batches of the held-out documents, the same in every call: `input_ids`, `attention_mask`, `labels`, (B, L) each."""
+def held_out_figures(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, file: str | Path, max_length: int
+) -> dict[str, float]:
+    """The loss per predicted token of the documents of a file, in nats, and the share of predicted tokens that are right."""
     texts = [json.loads(line)["text"] for line in Path(file).read_text("utf-8").splitlines()]
-    documents = tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
-    documents.sort(key=len)  # little padding
-    generator, special = torch.Generator().manual_seed(0), torch.tensor(tokenizer.all_special_ids)
-    batches = []
-    for start in range(0, len(documents), batch_size):
-        batch = tokenizer.pad({"input_ids": documents[start : start + batch_size]}, return_tensors="pt")
-        ids = batch["input_ids"]
-        is_predicted = torch.rand(ids.shape, generator=generator) < SHARE_PREDICTED
-        is_predicted &= ~torch.isin(ids, special)  # padding is special too
-        batches.append(
-            {
-                "input_ids": ids.masked_fill(is_predicted, tokenizer.mask_token_id),
-                "attention_mask": batch["attention_mask"],
-                "labels": ids.masked_fill(~is_predicted, -100),
-            }
-        )
-    return batches
-
-
-@torch.inference_mode()
-def held_out_figures(model: PreTrainedModel, batches: list[dict]) -> dict[str, float]:
-    """The loss per predicted token over all batches, in nats, and the share of predicted tokens that are right."""
-    model.eval()
-    loss_sum = num_right = num_predicted = 0
-    for batch in batches:
-        is_predicted = batch["labels"] != -100
-        labels = batch["labels"][is_predicted]
-        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[is_predicted]
-        loss_sum += F.cross_entropy(logits.double(), labels, reduction="sum").item()
-        num_right += (logits.argmax(-1) == labels).sum().item()
-        num_predicted += len(labels)
-    return {"loss": loss_sum / num_predicted, "accuracy": num_right / num_predicted, "num_predicted": num_predicted}
+    found = held_out_losses(model, tokenizer, texts, max_length, SHARE_PREDICTED)
+    num_predicted = sum(found["num_masked"])
+    loss_sum = np.nansum(np.multiply(found["loss"], found["num_masked"]))
+    return {
+        "loss": float(loss_sum / num_predicted),
+        "accuracy": sum(found["num_correct"]) / num_predicted,
+        "num_predicted": int(num_predicted),
+    }
 
 
 # ---------------------------------------------------------------------------------------- training
@@ -252,14 +228,14 @@ def train_and_evaluate(
     (seconds,) = [entry["train_runtime"] for entry in history if "train_runtime" in entry]
     real = [entry["num_tokens"] for entry in history if "num_tokens" in entry]  # packed rows are not quite full
     tokenizer = AutoTokenizer.from_pretrained(settings["tokenizer"])
-    batches = held_out_batches(Path(settings["folder"], "held_out.jsonl"), tokenizer, settings["max_length"])
+    held_out = Path(settings["folder"], "held_out.jsonl")
     return {
         **num_parameters(trainer.model),
         "steps": num_steps,
         "learning_rate": learning_rate,
         "tokens": real[-1] if real else num_steps * settings["tokens_per_step"],
         "seconds": seconds,
-        **held_out_figures(trainer.model, batches),
+        **held_out_figures(trainer.model, tokenizer, held_out, settings["max_length"]),
     }
 
 
