@@ -119,13 +119,32 @@ def in_few_shapes(multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Ten
     return multiply(torch.cat((x, x[:num_more])))[:num_rows] if num_more else multiply(x)
 
 
+def silu(x: torch.Tensor, kernels: str) -> torch.Tensor:
+    """silu(x) in a new tensor; with `kernels` "invariant", an element does not depend on its place in x.
+
+    F.silu has one formula of exp for vectors and another for the elements that remain. With several threads, the number of rows
+    determines which elements remain. `exp_` has one formula.
+    """
+    if kernels != "invariant":
+        return F.silu(x)
+    wide = x.float()
+    divisor = wide.neg().exp_().add_(1)
+    return torch.div(wide, divisor, out=divisor).to(x.dtype)
+
+
 def multiply_by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x (T, in) times the transpose of `weight` (out, in), plus the bias; the weight may be in oneDNN's order."""
     return in_few_shapes(lambda rows: TORCH.onednn_linear(rows, weight, bias, "none", [], ""), x)
 
 
 class InferenceLinear(nn.Module):
-    """A linear layer for inference on this device: its matrix is no parameter, and in the order of oneDNN if that is faster."""
+    """A linear layer for inference on this device: its matrix is no parameter, and in the order of oneDNN if that is faster.
+
+    Attributes:
+        fewest_rows: A product of fewer rows is computed with rows of zeros. oneDNN has another order of sums for one row.
+    """
+
+    fewest_rows = 1
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype):
         super().__init__()
@@ -151,6 +170,8 @@ class InferenceLinear(nn.Module):
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """(T, in) to (T, out)."""
+        if len(x) < self.fewest_rows:
+            return self.multiply(F.pad(x, (0, 0, 0, self.fewest_rows - len(x))))[: len(x)]
         if not self.weight.is_mkldnn:
             return F.linear(x, self.weight, self.bias)
         if _is_intercepted():  # FlopCounterMode, for example, does not know the operations of oneDNN
