@@ -25,6 +25,7 @@ from .machine_neobert import TORCH, has_amx, is_autocast_on, is_capturing, is_tr
 BLOCK_ROWS = 256  # queries in a block of scores; with fewer queries, products repack the keys too often
 BLOCK_SCORES = 1 << 20  # scores in a block for each thread: 2 MB in bf16
 EXACT_ROWS = 64  # a product of so few rows costs less than the copy to another number of rows
+UNSPLIT = 32_767  # elements; PyTorch computes so few in one thread
 SHORTEST_TILED = 64  # tokens; the products of one head are too small in a shorter sequence, and SDPA is faster
 COPY_REMEDY = "use the model that this inference copy was made from, and make a new copy afterwards"
 
@@ -119,17 +120,14 @@ def in_few_shapes(multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Ten
     return multiply(torch.cat((x, x[:num_more])))[:num_rows] if num_more else multiply(x)
 
 
-def silu(x: torch.Tensor, kernels: str) -> torch.Tensor:
-    """silu(x) in a new tensor; with `kernels` "invariant", an element does not depend on its place in x.
+def in_one_thread(operate: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+    """operate(*tensors), elementwise, on groups of rows that PyTorch gives to one thread each: a row is then computed in one way.
 
-    F.silu has one formula of exp for vectors and another for the elements that remain. With several threads, the number of rows
-    determines which elements remain. `exp_` has one formula.
+    PyTorch divides more elements between threads, at any element. In each part, vectors come first; the elements that remain have
+    another formula of exp, and another rounding of complex products.
     """
-    if kernels != "invariant":
-        return F.silu(x)
-    wide = x.float()
-    divisor = wide.neg().exp_().add_(1)
-    return torch.div(wide, divisor, out=divisor).to(x.dtype)
+    num_rows = UNSPLIT // tensors[0][0].numel()
+    return torch.cat([operate(*parts) for parts in zip(*(tensor.split(num_rows) for tensor in tensors))])
 
 
 def multiply_by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
