@@ -1,6 +1,6 @@
 """Train several pretraining recipes on the same rows, and say with an interval which one learns more.
 
-    python examples/documentation_search/corpus.py --output_dir runs/documentation
+    python examples/documentation_search/corpus.py --output_dir runs/documentation --vocab_size 4096
     python examples/ablate.py --arms examples/ablation.yaml --output_dir runs/ablation
 
 The file holds arguments of examples/pretrain_mlm.py for each arm; the first arm is the baseline. The same command continues after

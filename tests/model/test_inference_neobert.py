@@ -15,8 +15,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformers import Trainer, TrainingArguments, pipeline
 
 import neobert_hf
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel, inference_copy
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel, inference_copy
 from neobert_hf.model.kernels_neobert import InferenceLinear, Int8Linear
+from neobert_hf.model.machine_neobert import onednn_is_best
 
 IDS = torch.tensor([[2, 50, 60, 3], [2, 7, 9, 3]])
 # An int8 product with random weights differs by about 1 % of its norm from float32; three blocks together by less than 3 %.
@@ -276,3 +277,103 @@ def test_the_vector_of_a_text_in_int8_does_not_depend_on_its_batch():
     )
     torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-4 * together.abs().max().item())  # fp32 attention
     assert F.cosine_similarity(together, model.encode(texts, convert_to_tensor=True)).min() > 0.995
+
+
+LENGTHS = [1, 2, 3, 7, 15, 16, 33, 63, 64, 65, 127, 129, 257]  # of texts: around every block of rows, and odd
+
+
+@pytest.fixture
+def set_threads():
+    """`torch.set_num_threads`, undone after the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def _invariant_copy(model, int8=False):
+    if not onednn_is_best(torch.float32 if int8 else model.dtype, num_rows=1):
+        pytest.skip("this CPU has no fast products of oneDNN in this dtype")
+    return inference_copy(model, int8=int8, batch_invariant=True)
+
+
+def _padded(texts, side):
+    """ids and mask (B, L) with two more columns than the longest text has."""
+    ids = torch.zeros(len(texts), max(map(len, texts)) + 2, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, text in enumerate(texts):
+        columns = slice(0, len(text)) if side == "right" else slice(ids.shape[1] - len(text), None)
+        ids[row, columns], mask[row, columns] = text, 1
+    return ids, mask
+
+
+@pytest.mark.parametrize(
+    ("dtype", "int8"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)], ids=str
+)
+@torch.inference_mode()
+def test_a_batch_invariant_copy_gives_a_text_the_same_states_bit_by_bit_in_every_batch(dtype, int8, set_threads):
+    """Alone and beside others, by batch size, order, side of the padding, packing, and number of threads."""
+    model = NeoBERTModel.from_pretrained(neobert_hf.MINI_MODEL_PATH, dtype=dtype, num_hidden_layers=2)
+    copied = _invariant_copy(model, int8)
+    texts = [torch.randint(5, 12000, (length,), generator=torch.Generator().manual_seed(length)) for length in LENGTHS]
+    set_threads(1)
+    alone = [copied(text[None]).last_hidden_state[0] for text in texts]
+    for threads in (1, 2):
+        set_threads(threads)
+        for order in (range(13), range(12, -1, -1), (0, 12), (9, 9, 9)):
+            members = [texts[index] for index in order]
+            ends = torch.tensor([0, *map(len, members)]).cumsum(0)
+            packed = copied(torch.cat(members)[None], cu_seq_lens_q=ends, cu_seq_lens_k=ends).last_hidden_state[0]
+            batches = [packed.split(list(map(len, members)))]
+            for ids, mask in (_padded(members, "right"), _padded(members, "left")):
+                states = copied(ids, attention_mask=mask).last_hidden_state
+                batches.append([row[is_real.bool()] for row, is_real in zip(states, mask)])
+            for batch in batches:
+                assert all(torch.equal(alone[index], states) for index, states in zip(order, batch))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_batch_invariant_copy_of_an_embedding_model_gives_a_text_the_same_vector_in_every_batch(dtype, set_threads):
+    model = SentenceTransformer(neobert_hf.MINI_MODEL_PATH, model_kwargs={"dtype": dtype})
+    before = model.encode("one text")
+    copied = _invariant_copy(model)
+    texts = ["word " * length for length in (1, 5, 11, 28, 61, 93, 123, 200)]
+    set_threads(1)
+    alone = [copied.encode([text])[0] for text in texts]
+    for threads, batch_size in ((1, 2), (2, 8)):
+        set_threads(threads)
+        for order in (range(8), range(7, -1, -1)):
+            vectors = copied.encode([texts[index] for index in order], batch_size=batch_size)
+            assert all((alone[index] == vector).all() for index, vector in zip(order, vectors))
+    set_threads(1)
+    assert (model.encode("one text") == before).all()
+
+
+@torch.inference_mode()
+def test_a_batch_invariant_copy_gives_a_text_the_same_logits_in_every_batch(tiny_config):
+    """One text alone makes products of a single row behind the last attention."""
+    copied = _invariant_copy(NeoBERTForSequenceClassification(tiny_config))
+    assert torch.equal(copied(IDS).logits[1:], copied(IDS[1:]).logits)
+    _, mask = _padded(IDS, "left")
+    tiny_config.unpad_inputs, tiny_config._attn_implementation = False, "eager"
+    padded = _invariant_copy(NeoBERTModel(tiny_config))
+    ids = F.pad(IDS, (2, 0))
+    assert torch.equal(padded(ids, attention_mask=mask).last_hidden_state[:, 2:], padded(IDS).last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "has_autograd"),
+    [({"output_attentions": True}, False), ({"attention_mask": torch.ones(1, 1, 4, 4).bool()}, False), ({}, True)],
+    ids=["attentions", "4-D mask", "autograd"],
+)
+def test_a_batch_invariant_copy_refuses_what_would_depend_on_the_batch(tiny_config, arguments, has_autograd):
+    copied = _invariant_copy(NeoBERTModel(tiny_config))
+    refusal = pytest.raises(ValueError, match=r"copy cannot run with autograd, .* use torch\.inference_mode\(\)")
+    with torch.set_grad_enabled(has_autograd), refusal:
+        copied(IDS[:1], **arguments)
+
+
+def test_a_dtype_without_batch_invariant_products_is_refused(tiny_config):
+    with pytest.raises(
+        ValueError, match=r"batch_invariant=True needs .* torch\.float64 .* dtype=torch\.float32 on a CPU"
+    ):
+        inference_copy(NeoBERTModel(tiny_config).double(), batch_invariant=True)

@@ -15,7 +15,7 @@ from .attention_neobert import attend_rows, split_rows
 from .backends_neobert import find_backend
 from .configuration_neobert import NeoBERTConfig
 from .gpu_neobert import compiled_regions, runs_in_regions
-from .kernels_neobert import choose_kernels, is_hooked, linear, rms_norm
+from .kernels_neobert import choose_kernels, in_one_thread, is_hooked, linear, rms_norm
 from .plan_neobert import ForwardPlan
 from .rotary_neobert import Rotary, split_and_rotate, split_and_rotate_fast
 
@@ -146,14 +146,16 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         kernels = plan.kernels
         qkv_TD = linear(self.qkv, rms_norm(x_TD, self.attention_norm), kernels)
         qkv_TH3K = qkv_TD.unflatten(-1, (-1, 3, self.head_dim))
-        parts_THK = split_and_rotate_fast(qkv_TH3K, rotary.rotations, plan.backend == "cpu_tiled")
+        by_head, is_invariant = plan.backend == "cpu_tiled", kernels == "invariant"
+        parts_THK = split_and_rotate_fast(qkv_TH3K, rotary.rotations, by_head, is_invariant)
         out_THK, _ = self.attention(*parts_THK, plan)
         if tokens_S is not None:
             x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
-            kernels = choose_kernels(qkv_TD.dtype, len(tokens_S))
+            kernels = kernels if is_invariant else choose_kernels(qkv_TD.dtype, len(tokens_S))
         x_TD = x_TD + linear(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), kernels)
         gate_TF, up_TF = linear(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), kernels).chunk(2, dim=-1)
-        return x_TD + linear(self.ffn.w3, F.silu(gate_TF).mul_(up_TF), kernels)
+        hidden_TF = in_one_thread(F.silu, gate_TF) if is_invariant else F.silu(gate_TF)
+        return x_TD + linear(self.ffn.w3, hidden_TF.mul_(up_TF), kernels)
 
     def forward_compiled(
         self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: torch.Tensor | None

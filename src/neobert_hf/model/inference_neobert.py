@@ -4,12 +4,16 @@ import copy
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from .blocks_neobert import NeoBERTAttention, NeoBERTBlock
 from .gpu_neobert import GraphCache
 from .kernels_neobert import COPY_REMEDY, InferenceLinear, Int8Linear, has_own_hooks
-from .machine_neobert import TORCH, best_dtype
+from .machine_neobert import TORCH, best_dtype, onednn_is_best
+from .plan_neobert import ForwardPlan
+
+COLUMNS = 64  # PyTorch adds up a row in one order for every multiple of 4 vectors, of 16 numbers at most
 
 
 def check_is_original(model: nn.Module, action: str) -> None:
@@ -32,8 +36,29 @@ def runs_as_graph(encoder: nn.Module) -> bool:
     return all(type(block) is NeoBERTBlock and type(block.attention) is NeoBERTAttention for block in blocks)
 
 
+def invariant_plan(plan: ForwardPlan) -> ForwardPlan:
+    """The plan with the kernels of a batch-invariant copy; raise ValueError if standard operations or padding would run."""
+    if plan.kernels == "plain" or not plan.layout.is_packed:
+        raise ValueError(
+            "a batch-invariant copy cannot run with autograd, output_attentions, a 4-D mask, or a mode such as FlopCounterMode; "
+            "use torch.inference_mode() and a 2-D mask, or make the copy without batch_invariant=True"
+        )
+    return plan._replace(kernels="invariant")
+
+
+def pad_columns(module: nn.Module, args: tuple) -> tuple:
+    """Pre-hook of the first module of a SentenceTransformer: pads (B, L) inputs to a multiple of `COLUMNS`.
+
+    Modules behind it add up the weights of a row, and the order of such a sum follows the number of columns.
+    """
+    features, *others = args
+    num_more = -features["attention_mask"].shape[1] % COLUMNS
+    names = features.keys() & {"input_ids", "attention_mask", "token_type_ids"}
+    return features | {name: F.pad(features[name], (0, num_more)) for name in names}, *others
+
+
 @torch.inference_mode(False)  # tensors that are made in inference mode could not be used outside it
-def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
+def inference_copy(model: nn.Module, int8: bool = False, batch_invariant: bool = False) -> nn.Module:
     """Return a copy of a NeoBERT for fast inference on its device, in evaluation mode; the model itself does not change.
 
     NeoBERT's linear layers become `InferenceLinear`. Layers with hooks, adapters or quantized weights, and those of other modules
@@ -48,10 +73,13 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
         model: A NeoBERT on a CPU or a GPU, or a model that contains one, such as a SentenceTransformer.
         int8: On a CPU: compute the matrix products of the blocks in int8, and all else in float32. Accuracy decreases;
             docs/performance.md gives the numbers of the small model. FlopCounterMode does not count int8 products.
+        batch_invariant: On a CPU: a text gets the same vector, bit by bit, alone and in any batch. Attention is SDPA in float32
+            and padding is removed, whatever the config says. Linear layers of a SentenceTransformer behind the NeoBERT are
+            replaced too. docs/performance.md says where this was tested, and what it costs.
 
     Raises:
         ValueError: The model contains no NeoBERT, is sharded, on several devices, or neither on a CPU nor on CUDA; nothing of it
-            would be int8, or compiled; this device has no int8 products in torch, or no bfloat16.
+            would be int8, or compiled; this device has no int8 or batch-invariant products in torch, or no bfloat16.
     """
     encoders = [module for module in model.modules() if hasattr(module, "is_inference_copy")]
     if not encoders:
@@ -68,11 +96,18 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
     has_int8 = TORCH.onednn_int8_prepack and TORCH.onednn_int8_linear and torch.backends.mkldnn.is_available()
     if int8 and (is_on_gpu or not has_int8):
         raise ValueError(f"torch {torch.__version__} has no int8 products for {device} on this machine; omit int8=True")
+    dtype = torch.float32 if int8 else encoders[0].dtype
+    if batch_invariant and (is_on_gpu or TORCH.onednn_reorder is None or not onednn_is_best(dtype, num_rows=1)):
+        raise ValueError(
+            f"batch_invariant=True needs products of oneDNN, which torch {torch.__version__} has not for {dtype} on this "
+            f"{device}; load the model with dtype=torch.float32 on a CPU, or omit it"
+        )
     if is_on_gpu and encoders[0].dtype == torch.bfloat16 != best_dtype(device):
         raise ValueError(f"{device} has no instructions for bfloat16; load the model with dtype=torch.float16")
     in_blocks = {id(layer) for name, layer in model.named_modules() if "transformer_encoder" in name.split(".")}
     modules = [module for encoder in encoders for module in encoder.modules()]
     parents = [module for module in modules if type(module).__module__.endswith("_neobert")]
+    parents = list(model.modules()) if batch_invariant else parents
     layers = {}
     for layer in (child for parent in parents for child in parent.children()):
         if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and not has_own_hooks(layer):
@@ -89,8 +124,14 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
     copied = copy.deepcopy(model, layers)  # takes the layers of this dict instead of copies
     copied = copied.float() if int8 else copied
     for module in copied.modules():
+        if isinstance(module, InferenceLinear) and batch_invariant:
+            module.fewest_rows = 2
         if hasattr(module, "is_inference_copy"):
-            module.is_inference_copy = True
+            module.is_inference_copy, module.is_batch_invariant = True, batch_invariant
+            if batch_invariant:
+                module.config._attn_implementation, module.config.unpad_inputs = "sdpa", True
             if is_on_gpu and hasattr(module, "graphs") and runs_as_graph(module):
                 module.graphs = GraphCache(module)
+    if batch_invariant and isinstance(copied, nn.Sequential):  # a SentenceTransformer
+        copied[0].register_forward_pre_hook(pad_columns)
     return copied.eval()

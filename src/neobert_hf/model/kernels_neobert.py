@@ -25,6 +25,7 @@ from .machine_neobert import TORCH, has_amx, is_autocast_on, is_capturing, is_tr
 BLOCK_ROWS = 256  # queries in a block of scores; with fewer queries, products repack the keys too often
 BLOCK_SCORES = 1 << 20  # scores in a block for each thread: 2 MB in bf16
 EXACT_ROWS = 64  # a product of so few rows costs less than the copy to another number of rows
+UNSPLIT = 32_767  # elements; PyTorch computes so few in one thread
 SHORTEST_TILED = 64  # tokens; the products of one head are too small in a shorter sequence, and SDPA is faster
 COPY_REMEDY = "use the model that this inference copy was made from, and make a new copy afterwards"
 
@@ -119,13 +120,29 @@ def in_few_shapes(multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Ten
     return multiply(torch.cat((x, x[:num_more])))[:num_rows] if num_more else multiply(x)
 
 
+def in_one_thread(operate: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+    """operate(*tensors), elementwise, on groups of rows that PyTorch gives to one thread each: a row is then computed in one way.
+
+    PyTorch divides more elements between threads, at any element. In each part, vectors come first; the elements that remain have
+    another formula of exp, and another rounding of complex products.
+    """
+    num_rows = UNSPLIT // tensors[0][0].numel()
+    return torch.cat([operate(*parts) for parts in zip(*(tensor.split(num_rows) for tensor in tensors))])
+
+
 def multiply_by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x (T, in) times the transpose of `weight` (out, in), plus the bias; the weight may be in oneDNN's order."""
     return in_few_shapes(lambda rows: TORCH.onednn_linear(rows, weight, bias, "none", [], ""), x)
 
 
 class InferenceLinear(nn.Module):
-    """A linear layer for inference on this device: its matrix is no parameter, and in the order of oneDNN if that is faster."""
+    """A linear layer for inference on this device: its matrix is no parameter, and in the order of oneDNN if that is faster.
+
+    Attributes:
+        fewest_rows: A product of fewer rows is computed with rows of zeros. oneDNN has another order of sums for one row.
+    """
+
+    fewest_rows = 1
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype):
         super().__init__()
@@ -151,6 +168,8 @@ class InferenceLinear(nn.Module):
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """(T, in) to (T, out)."""
+        if len(x) < self.fewest_rows:
+            return self.multiply(F.pad(x, (0, 0, 0, self.fewest_rows - len(x))))[: len(x)]
         if not self.weight.is_mkldnn:
             return F.linear(x, self.weight, self.bias)
         if _is_intercepted():  # FlopCounterMode, for example, does not know the operations of oneDNN

@@ -47,7 +47,7 @@ from .checkpoint_neobert import (
 )
 from .configuration_neobert import NeoBERTConfig
 from .gpu_neobert import GraphCache, runs_compiled
-from .inference_neobert import check_conversion, check_is_original
+from .inference_neobert import check_conversion, check_is_original, invariant_plan
 from .kernels_neobert import is_hooked, linear, runs_fast
 from .layout_neobert import Boundaries, SequenceLayout, check_tokens
 from .losses_neobert import (
@@ -94,7 +94,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     # Every class loads from every NeoBERT checkpoint and ignores the weights of other heads without a warning.
     _keys_to_ignore_on_load_unexpected = [r"^(decoder|dense|classifier|qa_outputs)\."]
-    is_inference_copy = False  # set by `inference_copy`
+    is_inference_copy = is_batch_invariant = False  # set by `inference_copy`
     new_layers = frozenset()  # layers of the head that the checkpoint lacked
     unused_tensors = frozenset()  # of the checkpoint, such as blocks beyond num_hidden_layers
 
@@ -284,6 +284,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         plan = make_plan(tokens, config, boundaries, attention_mask, dtype, returns_weights, is_fast, devices)
         if self.graphs is not None and not returns_weights and runs_compiled(weight, self):
             plan = plan._replace(kernels="compiled")
+        plan = invariant_plan(plan) if self.is_batch_invariant else plan
         layout, states, attentions, tokens_S = plan.layout, (), (), None
         may_replay = plan.kernels == "compiled" and returned is None
         x_TD = self.graphs.encode(self, tokens, plan) if may_replay else None

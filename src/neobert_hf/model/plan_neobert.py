@@ -25,7 +25,8 @@ class ForwardPlan(NamedTuple):
         layout: Where sequences start and end.
         backend: Name of the attention backend.
         mask: Mask of the backend: a tensor that broadcasts to (B, H, L, L), a mask object of the backend, or None.
-        kernels: Kernels outside attention: the result of `choose_kernels`, or "plain" for standard operations.
+        kernels: Kernels outside attention: the result of `choose_kernels`, or "plain" for standard operations; "compiled" or
+            "invariant" in a copy that `inference_copy` has made so.
         options: Arguments of the caller for a registered attention function (see `arguments_of`).
     """
 
