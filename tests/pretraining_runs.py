@@ -40,7 +40,7 @@ def options_of(corpus, folder, **changes):
     return {name: value for name, value in {**options, **changes}.items() if value is not None}
 
 
-def run(corpus, folder, functions=None, model=None, **changes):
+def run(corpus, folder, model=None, functions=None, **changes):
     """Pretrain in this process, with functions and a model as `pretrain` takes them; return the loss of each step."""
     values = {name: _plain(value) for name, value in options_of(corpus, folder, **changes).items()}
     names = {field.name for field in fields(CorpusArguments)}

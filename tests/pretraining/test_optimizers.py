@@ -108,7 +108,7 @@ def half(step):
 
 def test_functions_decide_the_run_and_are_recorded_and_another_one_cannot_resume_it(corpus, tmp_path):
     folder, functions = tmp_path / "run", {"optimizer": own, "schedule": half}
-    run(corpus, folder, functions, max_steps=4)
+    run(corpus, folder, functions=functions, max_steps=4)
     summary, record = (json.loads((folder / name).read_text()) for name in ("training_summary.json", "training.json"))
     (group,) = summary["optimizer"]["groups"]
     assert (summary["optimizer"]["class"], group["lr"], group["momentum"]) == ("SGD", 1e-2, 0.9)
@@ -123,7 +123,7 @@ def test_functions_decide_the_run_and_are_recorded_and_another_one_cannot_resume
         ({"schedule": lambda step: 0.4}, "belongs to another run: schedule was"),
     ):
         with pytest.raises(ValueError, match=message):
-            run(corpus, folder, functions | changed, max_steps=4, resume_from_checkpoint="last")
+            run(corpus, folder, functions=functions | changed, max_steps=4, resume_from_checkpoint="last")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_function_that_would_spoil_a_run_is_refused_before_anything_is_written
     corpus, tmp_path, functions, changes, message
 ):
     with pytest.raises(ValueError, match=message):
-        run(corpus, tmp_path / "run", functions, max_steps=4, **changes)
+        run(corpus, tmp_path / "run", functions=functions, max_steps=4, **changes)
     assert not (tmp_path / "run").exists()
 
 
