@@ -72,8 +72,9 @@ def plot(report: dict, folder: Path) -> Figure:
     for name, arm in report["arms"].items():
         if "loss" in arm:
             logs = [(folder / f"{name}-{seed}/metrics.jsonl").read_text().splitlines() for seed in arm["loss_by_seed"]]
-            entries = [[entry for entry in map(json.loads, log) if "loss" in entry] for log in logs]
-            losses, steps = np.array([[e["loss"] for e in log] for log in entries]), [e["step"] for e in entries[0]]
+            seeds = [{e["step"]: e["loss"] for e in map(json.loads, log) if "loss" in e} for log in logs]
+            steps = sorted(set.intersection(*map(set, seeds)))  # an interrupted run has a log more
+            losses = np.array([[of_seed[step] for step in steps] for of_seed in seeds])
             (line,) = curves.plot(steps, losses.mean(0), label=name)
             curves.fill_between(steps, losses.min(0), losses.max(0), alpha=0.2, color=line.get_color())
     curves.set(xlabel="optimizer step", ylabel="loss per masked token", title="training: mean and range over the seeds")

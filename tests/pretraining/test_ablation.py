@@ -152,6 +152,7 @@ def test_a_document_without_a_masked_token_is_left_out():
             "arm b: learning_rat is no argument of pretraining; did you mean learning_rate",
         ),
         ({"a": {}, "b": {"schedule": "cosine"}}, {}, "arm b: schedule='cosine' is not one of"),
+        ({"a": {}, "b": {"seed": 7}}, {}, "arm b: seed has no effect; the ablation sets it for each run"),
         ({"a": {}, "../b": {}}, {}, r"arm '\.\./b' names a folder"),
         ({"a": {}, "b": {"validation_files": "other.jsonl"}}, {}, "give all arms the same validation_files"),
         ({"a": {}, "b": {}}, {"validation_files": None}, "give all arms the same validation_files"),

@@ -93,6 +93,8 @@ class Ablation:
         values = {**DEFAULTS, **(self.common or {}), **(self.arms[arm] or {}), "output_dir": folder, "seed": seed}
         values = {"resume_from_checkpoint": "auto", **values}
         names = [item.name for kind in (CorpusArguments, PretrainingArguments) for item in fields(kind)]
+        if fixed := {"seed", "output_dir"} & {*(self.common or {}), *(self.arms[arm] or {})}:
+            raise ValueError(f"arm {arm}: {', '.join(sorted(fixed))} has no effect; the ablation sets it for each run")
         if unknown := [name for name in values if name not in names]:
             close = "".join(f"; did you mean {name}?" for name in difflib.get_close_matches(unknown[0], names, n=1))
             raise ValueError(f"arm {arm}: {unknown[0]} is no argument of pretraining{close}")
