@@ -15,8 +15,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformers import Trainer, TrainingArguments, pipeline
 
 import neobert_hf
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel, inference_copy
-from neobert_hf.model.kernels_neobert import InferenceLinear, Int8Linear
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel, inference_copy
+from neobert_hf.model.kernels_neobert import InferenceLinear, Int8Linear, in_one_thread
 from neobert_hf.model.machine_neobert import onednn_is_best
 
 IDS = torch.tensor([[2, 50, 60, 3], [2, 7, 9, 3]])
@@ -348,10 +348,23 @@ def test_a_batch_invariant_copy_of_an_embedding_model_gives_a_text_the_same_vect
     assert (model.encode("one text") == before).all()
 
 
+@pytest.mark.parametrize(
+    ("operate", "dtype"), [(F.silu, torch.float32), (lambda x: x * x, torch.complex64)], ids=["silu", "rotation"]
+)
+def test_an_operation_on_rows_in_one_thread_gives_a_row_the_same_bits_among_any_rows(operate, dtype, set_threads):
+    x = torch.randn(257, 256, dtype=dtype)
+    set_threads(1)
+    alone = torch.cat([operate(row) for row in x.split(1)])
+    for threads in (1, 3):
+        set_threads(threads)
+        assert torch.equal(in_one_thread(operate, x), alone)
+
+
 @torch.inference_mode()
 def test_a_batch_invariant_copy_gives_a_text_the_same_logits_in_every_batch(tiny_config):
-    """One text alone makes products of a single row behind the last attention."""
-    copied = _invariant_copy(NeoBERTForSequenceClassification(tiny_config))
+    """One text alone makes products of a single row behind the last attention; oneDNN has another program for 2,048 columns."""
+    wide = NeoBERTConfig(num_hidden_layers=1, vocab_size=100)
+    copied = _invariant_copy(NeoBERTForSequenceClassification(wide))
     assert torch.equal(copied(IDS).logits[1:], copied(IDS[1:]).logits)
     _, mask = _padded(IDS, "left")
     tiny_config.unpad_inputs, tiny_config._attn_implementation = False, "eager"

@@ -49,7 +49,8 @@ def invariant_plan(plan: ForwardPlan) -> ForwardPlan:
 def pad_columns(module: nn.Module, args: tuple) -> tuple:
     """Pre-hook of the first module of a SentenceTransformer: pads (B, L) inputs to a multiple of `COLUMNS`.
 
-    Modules behind it add up the weights of a row, and the order of such a sum follows the number of columns.
+    The modules behind it add up the weights of a row, and the order of such a sum follows the number of columns. The order in
+    their linear layers follows the number of rows, where there are fewer than 8.
     """
     features, *others = args
     num_more = -features["attention_mask"].shape[1] % COLUMNS
@@ -74,8 +75,8 @@ def inference_copy(model: nn.Module, int8: bool = False, batch_invariant: bool =
         int8: On a CPU: compute the matrix products of the blocks in int8, and all else in float32. Accuracy decreases;
             docs/performance.md gives the numbers of the small model. FlopCounterMode does not count int8 products.
         batch_invariant: On a CPU: a text gets the same vector, bit by bit, alone and in any batch. Attention is SDPA in float32
-            and padding is removed, whatever the config says. Linear layers of a SentenceTransformer behind the NeoBERT are
-            replaced too. Tested over batch sizes, order, padding, packing and numbers of threads; its cost is not measured yet.
+            and padding is removed, whatever the config says; a SentenceTransformer pads to a multiple of 64 columns. Layers with
+            hooks or adapters, and blocks of a variant, may still differ. docs/performance.md says where this was tested.
 
     Raises:
         ValueError: The model contains no NeoBERT, is sharded, on several devices, or neither on a CPU nor on CUDA; nothing of it
@@ -107,7 +108,6 @@ def inference_copy(model: nn.Module, int8: bool = False, batch_invariant: bool =
     in_blocks = {id(layer) for name, layer in model.named_modules() if "transformer_encoder" in name.split(".")}
     modules = [module for encoder in encoders for module in encoder.modules()]
     parents = [module for module in modules if type(module).__module__.endswith("_neobert")]
-    parents = list(model.modules()) if batch_invariant else parents
     layers = {}
     for layer in (child for parent in parents for child in parent.children()):
         if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and not has_own_hooks(layer):
