@@ -64,6 +64,7 @@ CLASSES = {
 OURS, STOCK = "neobert_hf", "run_mlm.py"
 ARMS = [("NeoBERT", OURS), ("NeoBERT", STOCK), ("BERT", STOCK), ("ModernBERT", STOCK)]  # model and recipe
 IN_EQUAL_TIME = [("NeoBERT", OURS), ("BERT", STOCK), ("ModernBERT", STOCK)]
+QUIET = {"logging_steps": 50, "save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True}
 SHARE_PREDICTED = 0.15  # of the held-out tokens: the share of run_mlm.py, not the 20 % of our recipe
 
 
@@ -181,11 +182,7 @@ def train_ours(model: str, learning_rate: float, num_steps: int, seed: int, outp
         warmup_steps=num_steps // 10,
         decay_until=num_steps,
         seed=seed,
-        logging_steps=50,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
+        **QUIET,
     )
     return pretrain(data, training)
 
@@ -201,11 +198,7 @@ def train_stock(model: str, learning_rate: float, num_steps: int, seed: int, out
         learning_rate=learning_rate,
         warmup_steps=num_steps // 10,
         seed=seed,
-        logging_steps=50,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
+        **QUIET,
     )
     trainer = Trainer(
         build(model, tokenizer, settings["max_length"]),

@@ -38,7 +38,7 @@ OF_ROWS = ("row_tokens", "tokens_per_step", "max_length", "mixture", "longer_tha
 OF_MASKS = ("mask_rate", "mask_rate_shares", "mask_replace_prob", "random_replace_prob")
 # What a launcher sets for one training on several devices; here each process trains runs of its own.
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-DEFAULTS = {"report_to": "none", "save_total_limit": 1}
+DEFAULTS = {"report_to": "none", "save_total_limit": 1, "resume_from_checkpoint": "auto"}
 
 
 class ArmParser(CommandParser):
@@ -83,15 +83,10 @@ class Ablation:
         """Name of the arm that the others are compared with."""
         return next(iter(self.arms))
 
-    def others(self, arm: str) -> list[str]:
-        """Arms whose comparison needs runs of this arm: itself, or all but the baseline if it is the baseline."""
-        return [name for name in self.arms if name != self.baseline] if arm == self.baseline else [arm]
-
     def arguments(self, arm: str, seed: int, output_dir: Path) -> tuple[CorpusArguments, PretrainingArguments]:
         """Return the arguments of a run, in the folder ARM-SEED of `output_dir`."""
         folder = output_dir / f"{arm}-{seed}"
         values = {**DEFAULTS, **(self.common or {}), **(self.arms[arm] or {}), "output_dir": folder, "seed": seed}
-        values = {"resume_from_checkpoint": "auto", **values}
         names = [item.name for kind in (CorpusArguments, PretrainingArguments) for item in fields(kind)]
         if fixed := {"seed", "output_dir"} & {*(self.common or {}), *(self.arms[arm] or {})}:
             raise ValueError(f"arm {arm}: {', '.join(sorted(fixed))} has no effect; the ablation sets it for each run")
@@ -121,15 +116,15 @@ def read_ablation(file: str | Path) -> Ablation:
     if not isinstance(values, dict) or not {"arms"} <= values.keys() <= {"arms", "seeds", "common"}:
         found = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
         raise ValueError(f"{file} holds {found}; it must hold arms, and may hold seeds and common")
-    parts = [
-        values["arms"],
-        values.get("common") or {},
-        *(values["arms"].values() if isinstance(values["arms"], dict) else ()),
-    ]
-    if not all(isinstance(part or {}, dict) for part in parts) or not isinstance(values.get("seeds", []), list):
+    arms, common, seeds = values["arms"], values.get("common"), values.get("seeds", list(Ablation.seeds))
+    parts = [common, *arms.values()] if isinstance(arms, dict) else [arms]
+    if (
+        not isinstance(arms, dict)
+        or not all(isinstance(part, dict | None) for part in parts)
+        or not isinstance(seeds, list)
+    ):
         raise ValueError(f"{file}: arms and common must hold arguments by name, and seeds a list of numbers")
-    arms = {str(name): of_arm or {} for name, of_arm in values["arms"].items()}
-    return Ablation(arms, tuple(values.get("seeds") or Ablation.seeds), values.get("common"))
+    return Ablation({str(name): of_arm or {} for name, of_arm in arms.items()}, tuple(seeds), common)
 
 
 def ablate(
@@ -160,24 +155,28 @@ def ablate(
     texts, max_length = _check_comparable(arms, per_character)
     with only_writer(output_dir, LOCK, wait=True):
         _check_plan(output_dir, ablation, per_character)
-        for data, training in runs.values():  # the first process tokenizes for all
+        for arm, (data, training) in arms.items():  # the first process tokenizes for all
             _tokenize(output_dir, data, training)
+            for seed in ablation.seeds:
+                runs[arm, seed][0].documents_dir = data.documents_dir
 
-    def is_wanted(arm):
-        return not stop_early or not all(
-            _is_settled(results, other, ablation, per_character) for other in ablation.others(arm)
-        )
+    def missing(results):
+        """The runs that the comparison still needs."""
+        others = [arm for arm in ablation.arms if arm != ablation.baseline]
+        if stop_early:
+            others = [arm for arm in others if not _is_settled(results, arm, ablation, per_character)]
+        needed = {ablation.baseline, *others} if others else ()
+        return [run for run in runs if run[0] in needed and run not in results]
 
-    for (arm, seed), (data, training) in runs.items():
-        results = _read_results(output_dir, ablation)
-        if is_wanted(arm) and (arm, seed) not in results:
-            _train(arm, data, training, (ablation.functions or {}).get(arm, {}), texts, max_length)
+    for run, (data, training) in runs.items():
+        if run in missing(_read_results(output_dir, ablation)):
+            _train(run[0], data, training, (ablation.functions or {}).get(run[0], {}), texts, max_length)
     results = _read_results(output_dir, ablation)
     if diverged := [
         result["diverged"] for run, result in results.items() if run[0] == ablation.baseline and "diverged" in result
     ]:
         raise ValueError(f"the baseline {ablation.baseline} diverged: {diverged[0]}; choose another first arm")
-    if any(is_wanted(arm) and run not in results for run in runs for arm in run[:1]):
+    if missing(results):
         print("other processes still train; the last one compares the arms", flush=True)
         return None
     report = {

@@ -82,8 +82,11 @@ class Recipe:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
-        rates = (self.mask_rate,) if isinstance(self.mask_rate, int | float) else tuple(self.mask_rate)
-        object.__setattr__(self, "mask_rate", rates)
+        if isinstance(self.mask_rate, int | float):
+            object.__setattr__(self, "mask_rate", (self.mask_rate,))
+        for name in ("mask_rate", "mask_rate_shares", "mixture", "longer_than"):  # YAML and the command line give lists
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        rates = self.mask_rate
         if not rates or not all(0 < rate <= 1 for rate in rates):
             raise ValueError(f"mask_rate={rates} is not above 0 and at most 1; the paper's is 0.2")
         shares = self.mask_rate_shares
@@ -192,13 +195,11 @@ def load_recipe(name: str) -> Recipe:
         )
     for key, value in values.items():
         kind = type(defaults[key])
-        if kind is tuple and isinstance(value, list):
-            values[key] = tuple(value)
-        elif kind is float and type(value) is int:
+        if kind is float and type(value) is int:
             values[key] = float(value)
-        elif key == "mask_rate" and isinstance(value, int | float):
-            pass  # one number instead of several
-        elif type(value) is not kind:
+        elif type(value) is not (list if kind is tuple else kind) and not (
+            key == "mask_rate" and type(value) in (int, float)
+        ):
             raise ValueError(
                 f"{name}: {key}={value!r} is a {type(value).__name__}, not a {kind.__name__} (0.0001, not 1e-4)"
             )

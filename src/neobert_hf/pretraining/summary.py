@@ -12,8 +12,7 @@ from ..files.writing import write_json
 from ..runs import environment, write_record
 from ..runs.folders import SUMMARY
 from ..runs.manifests import CHECKPOINTS_INTACT
-from .arguments import VALUES as VALUES_OF_RECIPE
-from .arguments import CorpusArguments, PretrainingArguments
+from .arguments import VALUES, CorpusArguments, PretrainingArguments
 from .flops import num_elements, training_flops
 from .recipes import load_recipe
 
@@ -25,7 +24,7 @@ SCHEDULES = {  # on the card
     "wsd": "{warmup_steps} steps of warmup, constant until step {decay_from}, then 1 - sqrt to 0",
 }
 # Values of an optimizer on the card, under their names in torch.
-VALUES = {
+TITLES = {
     "lr": "learning rate",
     "betas": "betas",
     "momentum": "momentum",
@@ -151,7 +150,7 @@ def _optimizer_of(summary):
 
 def _group_of(group):
     rule = f" by {group['rule']}" if "rule" in group else ""
-    values = [f"{title} {group[name]}" for name, title in VALUES.items() if name in group]
+    values = [f"{title} {group[name]}" for name, title in TITLES.items() if name in group]
     return ", ".join([f"{group['num_tensors']} tensors{rule}", *values])
 
 
@@ -166,9 +165,8 @@ def command_of(data: CorpusArguments, training: PretrainingArguments, functions:
     recipe = load_recipe(training.recipe)
     recipe = recipe.second_phase() if training.phase == 2 else recipe
     defaults = asdict(recipe.replace(max_steps=training.max_steps)) | {"max_steps": recipe.max_steps}
-    chosen = {
-        name: getattr(training, name) for name in VALUES_OF_RECIPE if _differs(getattr(training, name), defaults[name])
-    }
+    values = asdict(training.to_recipe())
+    chosen = {name: values[name] for name in VALUES if values[name] != defaults[name]}
     for item in (*fields(data), *(item for item in fields(training) if item.name in REPEATED)):
         value = getattr(training if hasattr(training, item.name) else data, item.name)
         if value != item.default and item.name not in ("documents_dir", "num_processes"):
@@ -182,10 +180,6 @@ def command_of(data: CorpusArguments, training: PretrainingArguments, functions:
         given = ", ".join(f"{name}={function}" for name, function in functions.items())
         command = f"pretrain(data, training, {given}) with the arguments of: {command}"
     return command
-
-
-def _differs(value, default):
-    return (tuple(value) if isinstance(value, list) else value) != default
 
 
 def plot_curves(log: list[dict], file: Path) -> None:
