@@ -57,6 +57,7 @@ def row_of(name: str, arm: dict) -> list:
     """Return the row of an arm in the table."""
     if "loss" not in arm:
         return [name, *[""] * 5, f"diverged with seed {', '.join(arm['diverged'])}", "", ""]
+    name += f" (diverged with seed {', '.join(arm['diverged'])})" if arm["diverged"] else ""
     same = "rows and masks" if arm["same_masks"] else "rows" if arm["same_rows"] else "text"
     size = f"{arm['num_parameters'] / 1e6:.2f} M", f"{arm['training_flops'] / 1e12:.1f} TFLOP"
     difference = f"{arm['difference']:+.4f}" if "interval" in arm else "baseline"

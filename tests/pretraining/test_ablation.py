@@ -59,6 +59,34 @@ def test_equal_arms_have_no_difference_and_a_slower_one_does_also_after_a_resume
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("base-1/*.safetensors")} == again
     with pytest.raises(ValueError, match=r"holds another ablation: arms were .* and are"):
         ablate(Ablation(ARMS | {"more": {}}, (1, 2), common), tmp_path)
+    with pytest.raises(ValueError, match=r"holds another ablation: seeds were .* and are"):
+        ablate(Ablation(ARMS, (2, 3), common), tmp_path)
+
+
+def test_a_recipe_whose_file_has_changed_is_another_ablation_and_seeds_may_be_added(common, tmp_path):
+    recipe = tmp_path / "b.yaml"
+    recipe.write_text("mask_rate: 0.3")
+    arms = {"a": {}, "b": {"recipe": str(recipe)}}
+    ablate(Ablation(arms, (1,), common), tmp_path / "runs")
+    assert list(ablate(Ablation(arms, (1, 2), common), tmp_path / "runs")["arms"]["b"]["by_seed"]) == ["1", "2"]
+    recipe.write_text("mask_rate: 0.4")
+    with pytest.raises(ValueError, match=r"holds another ablation: recipes were"):
+        ablate(Ablation(arms, (1, 2), common), tmp_path / "runs")
+
+
+def test_an_arm_that_diverged_with_one_seed_says_so_in_its_row():
+    arm = dict(num_parameters=1, training_flops=1, loss=1.0, masked_accuracy=0.5, same_rows=True, same_masks=True)
+    row = example.row_of("b", arm | {"diverged": {"2": "the loss was not finite"}})
+    assert row[0] == "b (diverged with seed 2)"
+
+
+def test_a_model_that_is_not_finite_at_the_end_has_diverged(common, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        module, "held_out_losses", lambda *args: {"loss": [1.0, np.nan, np.nan], "num_masked": [1, 0, 2]}
+    )
+    with pytest.raises(ValueError, match="the baseline a diverged: the loss of a held-out document was not finite"):
+        ablate(Ablation({"a": {}, "b": {}}, (1,), common), tmp_path)
+    assert not (tmp_path / "b-1").exists()
 
 
 def test_the_example_writes_a_table_a_plot_and_figures_and_stops_early_where_the_sign_is_settled(
@@ -152,6 +180,9 @@ def test_a_document_without_a_masked_token_is_left_out():
             "arm b: learning_rat is no argument of pretraining; did you mean learning_rate",
         ),
         ({"a": {}, "b": {"schedule": "cosine"}}, {}, "arm b: schedule='cosine' is not one of"),
+        ({"a": {}, "b": {"bf16": True}}, {}, "the arms a and b have different precision"),
+        ({"a": {}, "b": {"config_overrides": "vocab_size=500"}}, {}, r"vocabularies of \{'a': 96, 'b': 500\} tokens"),
+        ({"a": {}, "b": {"config_overrides": "hidden_sise=64"}}, {}, "config_overrides='hidden_sise=64'"),
         ({"a": {}, "b": {"seed": 7}}, {}, "arm b: seed has no effect; the ablation sets it for each run"),
         ({"a": {}, "../b": {}}, {}, r"arm '\.\./b' names a folder"),
         ({"a": {}, "b": {"validation_files": "other.jsonl"}}, {}, "give all arms the same validation_files"),
@@ -174,6 +205,8 @@ def test_an_ablation_that_cannot_be_right_is_refused_before_anything_is_written(
         ("arms: {a: 1, b: {}}", "arms and common must hold arguments by name"),
         ("arms: {a: {}, b: {}}\nseeds: 3", "seeds a list of numbers"),
         ("arms: {", "cannot be read"),
+        ("arms: null", "arms and common must hold arguments by name"),
+        ("arms: {a: {}, b: {}}\nseeds: []", "different seeds"),
     ],
 )
 def test_a_file_that_holds_no_ablation_is_refused(tmp_path, text, message):

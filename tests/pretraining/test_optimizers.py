@@ -113,13 +113,14 @@ def test_functions_decide_the_run_and_are_recorded_and_another_one_cannot_resume
     (group,) = summary["optimizer"]["groups"]
     assert (summary["optimizer"]["class"], group["lr"], group["momentum"]) == ("SGD", 1e-2, 0.9)
     assert record["settings"]["schedule"] == "function half"
+    assert "peak learning rate" not in record["settings"] and "optim" not in summary
     assert record["settings"]["optimizer"].startswith("SGD of own: ")
     assert "optimizer=own, schedule=half" in record["settings"]["command"]
     rates = [json.loads(line).get("learning_rate") for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert set(rates) == {5e-3, None}
     for changed, message in (
         ({"optimizer": partial(own, lr=1e-3)}, "belongs to another run: optimizer was"),
-        ({"optimizer": None}, "belongs to another run: optimizer was"),
+        ({"optimizer": None}, "belongs to another run: optim was None and is adamw_torch"),
         ({"schedule": lambda step: 0.4}, "belongs to another run: schedule was"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -138,6 +139,13 @@ def test_functions_decide_the_run_and_are_recorded_and_another_one_cannot_resume
             r"the optimizer leaves out model.transformer_encoder.0.qkv.weight, model.transformer_encoder.1.qkv.weight; give",
         ),
         ({"optimizer": lambda p: None}, {}, "optimizer .* returned NoneType, not a torch Optimizer"),
+        ({"optimizer": "muon"}, {}, "optimizer='muon' is no function; give a name to PretrainingArguments"),
+        ({"schedule": "wsd"}, {}, "schedule='wsd' is no function"),
+        (
+            {"optimizer": own},
+            {"optim": "adamw_torch_8bit"},
+            "optim=adamw_torch_8bit and optim_args=None have no effect",
+        ),
         ({"optimizer": own}, {"optim": "sgd"}, "optim=sgd and optim_args=None have no effect beside a function"),
         ({"optimizer": own}, {"optimizer": "muon"}, "optimizer='muon' has no effect beside the function own"),
         (
@@ -158,6 +166,7 @@ def test_a_function_that_would_spoil_a_run_is_refused_before_anything_is_written
 def test_a_partial_and_a_class_are_named_by_what_they_call(parameters):
     described = describe_optimizer(partial(own, lr=0.5), parameters)
     assert described["function"] == "own" and described["groups"][0]["lr"] == 0.5
+    assert describe_optimizer(partial(own, lr=torch.tensor(0.25)), parameters)["groups"][0]["lr"] == 0.25
     assert describe_schedule(partial(max, 0.5), 3)["function"] == "max"
 
 
@@ -169,7 +178,7 @@ def test_the_command_line_trains_with_muon_wsd_and_a_falling_mask_rate(corpus, t
     options = dict(optimizer="muon", schedule="wsd", mask_rate=[0.3, 0.15, 0.05])
     run_main(pretrain_mlm, *command(corpus, tmp_path / "run", **options))
     settings = json.loads((tmp_path / "run/training.json").read_text())["settings"]
-    assert settings["optimizer"].startswith("MuonWithAdamW of muon: 2 tensors by muon, learning rate 0.003")
+    assert settings["optimizer"].startswith("MuonWithAdamW of muon: 2 tensors by muon in 3 parts each, learning")
     assert settings["schedule"] == "2 steps of warmup, constant until step 11, then 1 - sqrt to 0"
     assert settings["mask rate"] == "0.3, then 0.15, then 0.05"
     card = (tmp_path / "run/README.md").read_text()

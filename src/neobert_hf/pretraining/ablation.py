@@ -5,7 +5,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,10 @@ from .collators import PackedMLMCollator
 from .corpus import open_corpus
 from .optimizers import name_of
 from .rows import open_text
-from .training import pretrain
+from .training import build_model, pretrain
 
 PLAN, REPORT, RESULT, LOCK = "plan.json", "ablation.json", "held_out.json", ".ablation.lock"
+FUNCTIONS = ("model", "optimizer", "schedule")  # of `pretrain`
 CONFIDENCE = 0.95
 MASK_RATE = 0.2  # of the held-out documents, whatever the rate of an arm
 # Values of a recipe that decide which documents lie in which row of which step, and which tokens are masked.
@@ -77,6 +78,9 @@ class Ablation:
             raise ValueError(f"arm {bad[0]!r} names a folder: use letters, digits, - and _")
         if unknown := (self.functions or {}).keys() - self.arms.keys():
             raise ValueError(f"functions of {', '.join(unknown)}, which is no arm; the arms are {', '.join(self.arms)}")
+        for arm, functions in (self.functions or {}).items():
+            if unknown := functions.keys() - set(FUNCTIONS):
+                raise ValueError(f"functions of {arm}: {', '.join(unknown)} is not one of {', '.join(FUNCTIONS)}")
 
     @property
     def baseline(self) -> str:
@@ -152,13 +156,14 @@ def ablate(
     _leave_launcher()
     runs = {(arm, seed): ablation.arguments(arm, seed, output_dir) for seed in ablation.seeds for arm in ablation.arms}
     arms = {arm: runs[arm, ablation.seeds[0]] for arm in ablation.arms}
-    texts, max_length = _check_comparable(arms, per_character)
+    texts, max_length = _check_comparable(ablation, arms, per_character)
     with only_writer(output_dir, LOCK, wait=True):
-        _check_plan(output_dir, ablation, per_character)
+        plan = _check_plan(output_dir, ablation, arms, per_character)
         for arm, (data, training) in arms.items():  # the first process tokenizes for all
             _tokenize(output_dir, data, training)
             for seed in ablation.seeds:
                 runs[arm, seed][0].documents_dir = data.documents_dir
+        write_json(output_dir / PLAN, plan)
 
     def missing(results):
         """The runs that the comparison still needs."""
@@ -171,11 +176,9 @@ def ablate(
     for run, (data, training) in runs.items():
         if run in missing(_read_results(output_dir, ablation)):
             _train(run[0], data, training, (ablation.functions or {}).get(run[0], {}), texts, max_length)
-    results = _read_results(output_dir, ablation)
-    if diverged := [
-        result["diverged"] for run, result in results.items() if run[0] == ablation.baseline and "diverged" in result
-    ]:
-        raise ValueError(f"the baseline {ablation.baseline} diverged: {diverged[0]}; choose another first arm")
+        results = _read_results(output_dir, ablation)
+        if run[0] == ablation.baseline and "diverged" in results.get(run, ()):
+            raise ValueError(f"the baseline {run[0]} diverged: {results[run]['diverged']}; choose another first arm")
     if missing(results):
         print("other processes still train; the last one compares the arms", flush=True)
         return None
@@ -241,25 +244,41 @@ def held_out_losses(
 
 def _leave_launcher():
     """Make this process one that trains alone, on the device that a launcher of several processes gives it."""
-    if (place := os.environ.get("LOCAL_RANK")) is not None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(place)] if visible else place
+    place, visible = os.environ.get("LOCAL_RANK"), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if place is not None and visible != "":  # an empty list hides all devices
+        devices = visible.split(",") if visible else [str(number) for number in range(int(place) + 1)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(place) % len(devices)]
     for name in LAUNCHER:
         os.environ.pop(name, None)
 
 
-def _check_comparable(arms, per_character):
+def _check_comparable(ablation, arms, per_character):
     """Return the held-out texts and the length at which they are cut, if all arms can be compared on them."""
     files = {arm: tuple(data.validation_files or ()) for arm, (data, _) in arms.items()}
     if len(set(files.values())) > 1 or not all(files.values()):
         raise ValueError("give all arms the same validation_files: the arms are compared on these documents")
-    hashes = {arm: tokenizer_hash(_tokenizer_of(data, training)) for arm, (data, training) in arms.items()}
-    baseline = next(iter(arms))
+    baseline, first = ablation.baseline, arms[ablation.baseline][1]
+    for arm, (_, training) in arms.items():  # the first one sets accelerate's state of this process
+        if (training.bf16, training.fp16) != (first.bf16, first.fp16):
+            raise ValueError(
+                f"the arms {baseline} and {arm} have different precision; give all arms the same bf16 and fp16"
+            )
+    tokenizers = {arm: _tokenizer_of(data, training) for arm, (data, training) in arms.items()}
+    hashes = {arm: tokenizer_hash(tokenizer) for arm, tokenizer in tokenizers.items()}
     if (others := [arm for arm in arms if hashes[arm] != hashes[baseline]]) and not per_character:
         raise ValueError(
             f"the arms {baseline} and {others[0]} have different tokenizers, so their losses per token cannot be compared; "
             "compare them per character (--per_character)"
         )
+    sizes = {}
+    for arm, (_, training) in arms.items():
+        variant = (ablation.functions or {}).get(arm, {}).get("model")
+        if training.phase == 1:  # phase 2 loads its model
+            with torch.device("meta"):
+                model = build_model(training.to_recipe(), tokenizers[arm], training.config_overrides, variant)
+            sizes[arm] = model.config.vocab_size
+    if len(set(sizes.values())) > 1 and not per_character:
+        raise ValueError(f"the arms have vocabularies of {sizes} tokens, so their losses per token cannot be compared")
     data, training = arms[baseline]
     texts = [text for text in open_corpus(data, training.to_recipe(), data.validation_files) if text.strip()]
     return texts, min(training.max_length for _, training in arms.values())
@@ -269,9 +288,10 @@ def _tokenizer_of(data, training):
     return load_tokenizer(data.tokenizer_name or training.to_recipe().tokenizer)
 
 
-def _check_plan(output_dir, ablation, per_character):
-    """Write what the ablation compares, or raise ValueError if the folder has another one."""
+def _check_plan(output_dir, ablation, arms, per_character):
+    """Return what the ablation compares, or raise ValueError if the folder has another one; seeds may be added."""
     plan = {"arms": ablation.arms, "seeds": ablation.seeds, "common": ablation.common, "per_character": per_character}
+    plan["recipes"] = {arm: asdict(training.to_recipe()) for arm, (_, training) in arms.items()}  # a file may change
     plan["functions"] = {
         arm: {name: name_of(function) for name, function in functions.items()}
         for arm, functions in (ablation.functions or {}).items()
@@ -279,10 +299,12 @@ def _check_plan(output_dir, ablation, per_character):
     plan = json.loads(json.dumps(plan, default=str))
     file = output_dir / PLAN
     earlier = read_json(file) if file.exists() else plan
-    if different := [name for name in plan if plan[name] != earlier.get(name)]:
+    has_more_seeds = plan["seeds"][: len(earlier["seeds"])] == earlier["seeds"]
+    different = [name for name in plan if plan[name] != earlier.get(name) and not (name == "seeds" and has_more_seeds)]
+    if different:
         details = "; ".join(f"{name} were {earlier.get(name)} and are {plan[name]}" for name in different)
         raise ValueError(f"{output_dir} holds another ablation: {details}; give another --output_dir")
-    write_json(file, plan)
+    return plan
 
 
 def _tokenize(output_dir, data, training):
@@ -305,14 +327,19 @@ def _train(arm, data, training, functions, texts, max_length):
     except filelock.Timeout:
         return
     try:
-        trainer = pretrain(data, training, **functions)
-        result = held_out_losses(trainer.model, trainer.processing_class, texts, max_length)
-    except FloatingPointError as error:
-        print(printable(f"the arm {arm} diverged with seed {training.seed}: {error}"), flush=True)
-        result = {"diverged": str(error)}
+        if (folder / RESULT).exists():  # another process has finished it meanwhile
+            return
+        try:
+            trainer = pretrain(data, training, **functions)
+            result = held_out_losses(trainer.model, trainer.processing_class, texts, max_length)
+            if not np.isfinite(np.array(result["loss"])[np.array(result["num_masked"]) > 0]).all():
+                raise FloatingPointError("the loss of a held-out document was not finite")
+        except FloatingPointError as error:
+            print(printable(f"the arm {arm} diverged with seed {training.seed}: {error}"), flush=True)
+            result = {"diverged": str(error)}
+        write_json(folder / RESULT, result)
     finally:
         lock.release()
-    write_json(folder / RESULT, result)
 
 
 def _read_results(output_dir, ablation):
@@ -380,7 +407,8 @@ def _describe(results, arm, ablation, arms, per_character):
         if name == arm and "diverged" in results[name, seed]
     }
     (data, training), (base_data, base_training) = arms[arm], arms[ablation.baseline]
-    same_rows = data.documents_dir == base_data.documents_dir and data.long_documents == base_data.long_documents
+    names = ("documents_dir", "long_documents", "streaming")
+    same_rows = all(getattr(data, name) == getattr(base_data, name) for name in names)
     same_rows &= all(getattr(training, name) == getattr(base_training, name) for name in OF_ROWS)
     described = {
         "same_rows": same_rows,

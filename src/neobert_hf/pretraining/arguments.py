@@ -129,7 +129,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
     def refuse_optim(self, chosen: str) -> None:
         """Raise ValueError if `optim` names an optimizer of Trainer beside another one, such as that of a function."""
         optim = getattr(self.optim, "value", self.optim)
-        if not optim.startswith("adamw_torch") or self.optim_args:
+        if optim not in ("adamw_torch", "adamw_torch_fused") or self.optim_args:  # the defaults of transformers 4 and 5
             raise ValueError(
                 f"optim={optim} and optim_args={self.optim_args} have no effect beside {chosen}; leave them out"
             )

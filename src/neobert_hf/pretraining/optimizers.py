@@ -3,8 +3,9 @@
 import hashlib
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -168,11 +169,15 @@ def describe_optimizer(function: MakeOptimizer, parameters: Mapping[str, nn.Para
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"optimizer {name_of(function)} returned {type(optimizer).__name__}, not a torch Optimizer")
     check_optimizer(optimizer, parameters)
-    groups = [
-        {name: value for name, value in group.items() if name != "params" and _is_plain(value)}
-        | {"num_tensors": len(group["params"])}
-        for group in optimizer.param_groups
-    ]
+    groups = []
+    for group in optimizer.param_groups:
+        values = {
+            name: value.tolist() if isinstance(value, torch.Tensor) else value
+            for name, value in group.items()
+            if name != "params"
+        }
+        plain = {name: value for name, value in values.items() if _is_plain(value)}
+        groups.append(plain | {"num_tensors": len(group["params"])})
     return {"function": name_of(function), "class": type(optimizer).__name__, "groups": groups}
 
 
@@ -184,7 +189,7 @@ def describe_schedule(function: Schedule, num_steps: int) -> dict[str, str]:
     """
     factors = [function(step) for step in range(num_steps + 1)]  # torch asks for one more than it uses
     for step, factor in enumerate(factors):
-        if not isinstance(factor, int | float) or not math.isfinite(factor) or factor < 0:
+        if not isinstance(factor, Real) or not math.isfinite(factor) or factor < 0:
             raise ValueError(
                 f"schedule {name_of(function)} returned {factor!r} at step {step}; a share of the peak learning rate is a finite "
                 "number of at least 0"
@@ -203,5 +208,6 @@ def name_of(function: Callable) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    is_collection = isinstance(value, Iterable) and not isinstance(value, str | torch.Tensor)
-    return all(map(_is_plain, value)) if is_collection else isinstance(value, str | int | float | None)
+    return (
+        all(map(_is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, str | int | float | None)
+    )

@@ -44,6 +44,7 @@ REPEATED = (
     "fp16",
     "optim",
     "optim_args",
+    "dataloader_num_workers",
 )
 COUNTS = "pretraining"  # the sums of a run, in the state of a checkpoint
 HELD_OUT_METRICS = ("eval_loss", "eval_perplexity", "eval_masked_accuracy")
@@ -114,7 +115,8 @@ def settings_of(summary: dict, recipe_name: str) -> dict[str, str | int | float]
     return {
         "recipe": f"{recipe_name}, phase {summary['phase']}",
         "optimizer": _optimizer_of(summary),
-        "peak learning rate": recipe["learning_rate"],
+        # an optimizer that was given has its own
+        **({} if "optimizer" in summary else {"peak learning rate": recipe["learning_rate"]}),
         "schedule": schedule,
         "gradient clipping": recipe["max_grad_norm"],
         "steps": summary["steps"],
@@ -136,6 +138,8 @@ def settings_of(summary: dict, recipe_name: str) -> dict[str, str | int | float]
 def _optimizer_of(summary):
     """The optimizer with its values: that of a function or of Muon as it was made, else AdamW by the recipe."""
     recipe = summary["recipe"]
+    if "optimizer" not in summary and not summary["optim"].startswith("adamw"):
+        return f"{summary['optim']}, {summary['optim_args'] or 'its defaults'}, weight decay {recipe['weight_decay']:g}"
     if "optimizer" not in summary:
         decayed = "all parameters" if recipe["decay_norms_and_embeddings"] else "matrices"
         return (
@@ -150,6 +154,7 @@ def _optimizer_of(summary):
 
 def _group_of(group):
     rule = f" by {group['rule']}" if "rule" in group else ""
+    rule += f" in {group['parts']} parts each" if group.get("parts", 1) > 1 else ""
     values = [f"{title} {group[name]}" for name, title in TITLES.items() if name in group]
     return ", ".join([f"{group['num_tensors']} tensors{rule}", *values])
 

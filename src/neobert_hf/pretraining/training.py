@@ -89,7 +89,13 @@ def pretrain(
 
 def _pretrain(data, training, recipe, variant, optimizer, schedule):
     given = {"model": variant, "optimizer": optimizer, "schedule": schedule}
+    for name, function in given.items():
+        if function is not None and not callable(function):
+            raise ValueError(
+                f"{name}={function!r} is no function; give a name to PretrainingArguments, and functions to pretrain"
+            )
     functions = {name: name_of(function) for name, function in given.items() if function is not None}
+    of_schedule = {} if schedule is None else {"schedule": describe_schedule(schedule, recipe.max_steps)}
     if optimizer is not None:
         training.refuse_optim("a function that makes the optimizer")
         if recipe.optimizer != "adamw":
@@ -123,9 +129,9 @@ def _pretrain(data, training, recipe, variant, optimizer, schedule):
         check_variant(model, recipe)
         run["model"] = full_name(variant)
     if optimizer is not None:
+        del run["optim"], run["optim_args"]  # of Trainer's optimizer
         run["optimizer"] = plain(describe_optimizer(optimizer, trainable_parameters(model)))
-    if schedule is not None:
-        run["schedule"] = describe_schedule(schedule, recipe.max_steps)
+    run |= of_schedule
     if training.phase == 2:
         draws_held_out = not data.streaming and not data.validation_files
         check_start(training.init_from, model, len(tokenizer), run, draws_held_out)
