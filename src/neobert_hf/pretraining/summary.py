@@ -111,6 +111,11 @@ def settings_of(summary: dict, recipe_name: str) -> dict[str, str | int | float]
     schedule = SCHEDULES[recipe["schedule"]].format(**recipe)
     if "schedule" in summary:
         schedule = f"function {summary['schedule']['function']}"
+    masks = ", then ".join(f"{rate:g}" for rate in recipe["mask_rate"])
+    if recipe["mask_replace_prob"] != 1:
+        masks += (
+            f"; {recipe['mask_replace_prob']:.0%} of them [MASK], {recipe['random_replace_prob']:.0%} random tokens"
+        )
     device = machine["gpu"] or f"{machine['processor']} ({machine['instructions']})"
     return {
         "recipe": f"{recipe_name}, phase {summary['phase']}",
@@ -125,7 +130,7 @@ def settings_of(summary: dict, recipe_name: str) -> dict[str, str | int | float]
         "predicted tokens": summary["num_masked"],
         "lengths": lengths,
         "rows": recipe["batch_format"],
-        "mask rate": ", then ".join(f"{rate:g}" for rate in recipe["mask_rate"]),
+        "mask rate": masks,
         "precision": summary["precision"],
         "seed": summary["seed"],
         "versions": ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
