@@ -5,9 +5,11 @@ import random
 from itertools import pairwise
 from pathlib import Path
 
-import deduplicate_corpus as example
 import pytest
 from conftest import run_main
+
+# MinHash of datatrove needs huggingface_hub 1, and transformers 4 needs an older one.
+example = pytest.importorskip("deduplicate_corpus", exc_type=ImportError)
 
 RNG = random.Random(0)
 WORDS = ["".join(RNG.choices("abcdefghij", k=6)) for _ in range(2000)]
