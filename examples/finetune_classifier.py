@@ -46,13 +46,12 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
     if rows.train:
         labels = {"classes": rows.classes, "problem_type": rows.problem_type}
         classifier.fit(*rows.train, rows.validation, training, **labels)
+        classifier.save(training.output_dir, rows)
     if rows.test:
         options = {"separator": arguments.label_separator}
         classifier.predict_rows(rows, training, arguments.predictions_file, **options)
-    if rows.train:
-        classifier.save(training.output_dir, rows)
-        if training.should_save:
-            write_card(training.output_dir, example=rows.example)
+    if rows.train and training.should_save:
+        write_card(training.output_dir, example=rows.example)
 
 
 def main():

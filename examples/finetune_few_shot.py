@@ -24,12 +24,11 @@ def train(arguments: FewShotArguments, training: FewShotTrainingArguments):
     if rows.train:
         options = {"classes": rows.classes, "examples_per_class": arguments.examples_per_class}
         classifier.fit(*rows.train, rows.validation, training, **options)
+        classifier.save(training.output_dir, rows)
     if rows.test:
         classifier.predict_rows(rows, training, arguments.predictions_file)
-    if rows.train:
-        classifier.save(training.output_dir, rows)
-        if training.should_save:
-            write_card(training.output_dir, example=rows.example)
+    if rows.train and training.should_save:
+        write_card(training.output_dir, example=rows.example)
 
 
 def main():

@@ -45,17 +45,16 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
     if rows.train:
         labels = {"classes": rows.classes, "problem_type": rows.problem_type}
         classifier.fit(*rows.train, rows.validation, training, **labels)
+        classifier.save(folder, rows)
     if rows.test:
         options = {"separator": arguments.label_separator}
         classifier.predict_rows(rows, training, arguments.predictions_file, **options)
-    if rows.train:
-        classifier.save(folder, rows)
-        if training.should_save:
-            write_card(folder, example=rows.example)
-            print(f"open the adapter by neobert_hf.open_adapter(AutoModelForSequenceClassification, {str(folder)!r})")
+    if rows.train and training.should_save:
+        write_card(folder, example=rows.example)
+        print(f"open the adapter by neobert_hf.open_adapter(AutoModelForSequenceClassification, {str(folder)!r})")
     if rows.train and arguments.merge:
         classifier.merge()
-        classifier.save(f"{folder}/merged", rows)
+        classifier.save(f"{folder}/merged", rows, overwrite=True)  # of an earlier call of this run
         if training.should_save:
             write_card(f"{folder}/merged", example=rows.example)
 

@@ -34,13 +34,12 @@ def train(arguments: QuestionArguments, training: FineTuningArguments):
     rows = read_questions(arguments, training.seed)
     if rows.train:
         answerer.fit(*rows.train, rows.validation, training)
+        answerer.save(training.output_dir, rows)
     if rows.test:
         file = arguments.predictions_file or f"{training.output_dir}/predictions.jsonl"
         answerer.predict_rows(rows, training, file)
-    if rows.train:
-        answerer.save(training.output_dir, rows)
-        if training.should_save:
-            write_card(training.output_dir, example=rows.example)
+    if rows.train and training.should_save:
+        write_card(training.output_dir, example=rows.example)
 
 
 def main():

@@ -34,12 +34,11 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
     rows = read_tagged_words(arguments, training.seed, tagger)
     if rows.train:
         tagger.fit(*rows.train, rows.validation, training, classes=rows.classes)
+        tagger.save(training.output_dir, rows)
     if rows.test:
         tagger.predict_rows(rows, training, arguments.predictions_file)
-    if rows.train:
-        tagger.save(training.output_dir, rows)
-        if training.should_save:
-            write_card(training.output_dir, example=rows.example)
+    if rows.train and training.should_save:
+        write_card(training.output_dir, example=rows.example)
 
 
 def main():

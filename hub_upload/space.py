@@ -29,7 +29,7 @@ from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM
 from neobert_hf.embeddings import open_embedding_model
 from neobert_hf.export.graphs import quiet
 from neobert_hf.export.onnx import write_int8, write_onnx
-from neobert_hf.files import saving
+from neobert_hf.files import check_target, new_folder
 
 PAGE = Path(__file__).with_name("space")
 sys.path.append(str(PAGE.parents[1] / "examples/documentation_search"))
@@ -98,24 +98,16 @@ def assemble(out: Path, packages: list[str]) -> dict[str, int]:
         ValueError: The folder has files, or a package has no documentation.
         OSError: npm is missing or fails, or a file cannot be written.
     """
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty folder; choose another one")
+    check_target(out)
     if not shutil.which("npm"):
         raise OSError("npm is not installed; install Node.js 20 or later")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        saving(out, "nothing is left of it"),
-        tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside,
-    ):
-        folder = shutil.copytree(PAGE, Path(beside, "space"))
+    with new_folder(out) as folder:
+        shutil.copytree(PAGE, folder, dirs_exist_ok=True)
         write_vendor(folder)
         model = open_embedding_model(MINI_MODEL_PATH, device="cpu", model_kwargs={"dtype": torch.float32}).eval()
         write_model(model, folder / "files/model.onnx")
         write_index(model, packages, folder / "files")
         write_list(folder)
-        if out.exists():
-            out.rmdir()
-        folder.rename(out)
     return {str(file.relative_to(out)): file.stat().st_size for file in sorted(out.rglob("*")) if file.is_file()}
 
 

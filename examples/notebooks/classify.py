@@ -119,6 +119,6 @@ The folder contains the code of the model. Where neobert_hf is not installed, `t
 """
 
 # %%
-classifier.save("runs/tickets")
+classifier.save("runs/tickets", overwrite=True)  # the cell may run twice
 classify = pipeline("text-classification", "runs/tickets")
 classify("The app closes when I press save.")

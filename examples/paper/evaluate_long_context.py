@@ -15,7 +15,7 @@ from pathlib import Path
 from long_context import SCALINGS, compare_scalings, long_context_table, plot_long_context
 
 from neobert_hf import tune_allocator
-from neobert_hf.files import read_text_column
+from neobert_hf.files import read_text_column, replacing
 from neobert_hf.runs import CommandParser, run_command
 
 
@@ -47,23 +47,25 @@ class LongContextArguments:
 
 def evaluate(arguments: LongContextArguments):
     """Compute, print the table, and write values and figure."""
-    tune_allocator()
-    texts = [text for _, text in read_text_column(arguments.files, arguments.text_column)]
-    result = compare_scalings(
-        arguments.model_name_or_path,
-        texts,
-        arguments.lengths,
-        arguments.trained_length,
-        arguments.scalings,
-        arguments.num_texts,
-        arguments.positions,
-        arguments.seed,
-    )
-    folder = Path(arguments.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "long_context.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    plot_long_context(result).savefig(folder / "long_context.png", dpi=150)
-    print(long_context_table(result))
+    outputs = [Path(arguments.output_dir, name) for name in ("long_context.json", "long_context.png")]
+    with replacing(*outputs, writer="evaluate_long_context.py"):
+        tune_allocator()
+        texts = [text for _, text in read_text_column(arguments.files, arguments.text_column)]
+        result = compare_scalings(
+            arguments.model_name_or_path,
+            texts,
+            arguments.lengths,
+            arguments.trained_length,
+            arguments.scalings,
+            arguments.num_texts,
+            arguments.positions,
+            arguments.seed,
+        )
+        folder = Path(arguments.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "long_context.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        plot_long_context(result).savefig(folder / "long_context.png", dpi=150)
+        print(long_context_table(result))
 
 
 def main():

@@ -19,6 +19,7 @@ from tabulate import tabulate
 
 from neobert_hf import __version__, best_dtype
 from neobert_hf.embeddings import open_embedding_model
+from neobert_hf.files import replacing
 from neobert_hf.runs import run_script
 
 sys.path.append(str(Path(__file__).with_name("contextual")))  # its import registers contextual models
@@ -56,39 +57,43 @@ class MTEBArguments:
 
 def run(arguments: MTEBArguments):
     """Evaluate, print, and write scores.json."""
-    # 1. Tasks and prompts.
-    tasks = benchmark_tasks(arguments.tasks)
-    prompts = mteb_prompts(arguments.instruction_template, arguments.instruction_sides)
-    name = arguments.model_name or f"local/{Path(arguments.model).resolve().name}"
+    outputs = [Path(arguments.output_dir, name) for name in ("scores.json",)]
+    with replacing(*outputs, writer="evaluate_mteb.py"):
+        # 1. Tasks and prompts.
+        tasks = benchmark_tasks(arguments.tasks)
+        prompts = mteb_prompts(arguments.instruction_template, arguments.instruction_sides)
+        name = arguments.model_name or f"local/{Path(arguments.model).resolve().name}"
 
-    # 2. The model.
-    fastest = torch.float16 if torch.cuda.is_available() else best_dtype(torch.device("cpu"))
-    dtype = getattr(torch, arguments.dtype) if arguments.dtype else fastest
-    model = open_embedding_model(arguments.model, arguments.revision, model_kwargs={"dtype": dtype})
-    model.max_seq_length = arguments.max_seq_length or model.max_seq_length
+        # 2. The model.
+        fastest = torch.float16 if torch.cuda.is_available() else best_dtype(torch.device("cpu"))
+        dtype = getattr(torch, arguments.dtype) if arguments.dtype else fastest
+        model = open_embedding_model(arguments.model, arguments.revision, model_kwargs={"dtype": dtype})
+        model.max_seq_length = arguments.max_seq_length or model.max_seq_length
 
-    # 3. Evaluation, tables, results.
-    prompts = {} if arguments.without_instructions else prompts
-    with in_contexts(model, tasks) as wrapper_class:
-        scores = evaluate(model, tasks, arguments.output_dir, name, prompts, arguments.batch_size, wrapper_class)
-    means, missing = averages(scores)
-    print(tabulate([(s.task, s.metric, s.score) for s in scores], headers=["task", "metric", "score"], floatfmt=".2f"))
-    print(tabulate([means], headers="keys", floatfmt=".2f", missingval="-"))
-    if missing:
-        print(f"averages are incomplete without these tasks: {', '.join(missing)}")
-    result = {
-        "model": name,
-        "revision": arguments.revision,
-        "dtype": str(dtype).removeprefix("torch."),
-        "neobert_hf": __version__,
-        "averages": means,
-        "missing": missing,
-        "scores": list(map(asdict, scores)),
-        "dataset_revisions": {task.metadata.name: task.metadata.dataset["revision"] for task in tasks},
-    }
-    Path(arguments.output_dir, "scores.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    if arguments.card:
-        write_model_index(arguments.card, name, scores)
+        # 3. Evaluation, tables, results.
+        prompts = {} if arguments.without_instructions else prompts
+        with in_contexts(model, tasks) as wrapper_class:
+            scores = evaluate(model, tasks, arguments.output_dir, name, prompts, arguments.batch_size, wrapper_class)
+        means, missing = averages(scores)
+        print(
+            tabulate([(s.task, s.metric, s.score) for s in scores], headers=["task", "metric", "score"], floatfmt=".2f")
+        )
+        print(tabulate([means], headers="keys", floatfmt=".2f", missingval="-"))
+        if missing:
+            print(f"averages are incomplete without these tasks: {', '.join(missing)}")
+        result = {
+            "model": name,
+            "revision": arguments.revision,
+            "dtype": str(dtype).removeprefix("torch."),
+            "neobert_hf": __version__,
+            "averages": means,
+            "missing": missing,
+            "scores": list(map(asdict, scores)),
+            "dataset_revisions": {task.metadata.name: task.metadata.dataset["revision"] for task in tasks},
+        }
+        Path(arguments.output_dir, "scores.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        if arguments.card:
+            write_model_index(arguments.card, name, scores)
 
 
 def main():

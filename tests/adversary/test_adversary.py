@@ -19,9 +19,10 @@ from adversary.machinery import FAILED, Failed, Family, report, run_family
 from adversary.masks import MASKS
 from adversary.ranks import RANKS
 from adversary.workbench import Workbench
+from adversary.writers import WRITERS
 from tabulate import tabulate
 
-FAMILIES = {family.name: family for family in (MASKS, FOLDERS, KILLS, DAMAGE, WRITES, RANKS)}
+FAMILIES = {family.name: family for family in (MASKS, FOLDERS, KILLS, DAMAGE, WRITES, RANKS, WRITERS)}
 pytestmark = pytest.mark.adversary
 
 

@@ -18,6 +18,7 @@ import neobert_cli
 import neobert_hf
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.embeddings import kept, vector_files
+from neobert_hf.files.writing import WRITTEN, replacing
 
 
 def run(*arguments):
@@ -134,7 +135,7 @@ def test_an_interrupted_embed_embeds_only_what_is_missing(folder, tmp_path, monk
     monkeypatch.setattr(SentenceTransformer, "encode", encode)
     expected = SentenceTransformer(folder).encode(texts, normalize_embeddings=True)
     np.testing.assert_allclose(np.load(tmp_path / "out/a.npy"), expected, atol=1e-6)  # float32, other batches
-    assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.npy"]
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"a.npy", WRITTEN}
 
 
 @pytest.mark.slow
@@ -207,6 +208,8 @@ def test_embed_refuses_models_and_outputs_that_it_cannot_use(folder, tmp_path):
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "a.jsonl").write_text('{"text": "a", "id": 1}\n')
     (tmp_path / "folder.npy").mkdir()
+    (tmp_path / "mine.npy").write_text("years of work")
+    (tmp_path / "b.npy.vectors").write_text("years of work")
     neobert_hf.sparse_encoder(folder).save_pretrained(str(tmp_path / "sparse"))
     text, model, output = ("embed", tmp_path / "a.txt"), ("--model", folder), ("-o", tmp_path / "out.npy")
     for command, message in [
@@ -215,7 +218,12 @@ def test_embed_refuses_models_and_outputs_that_it_cannot_use(folder, tmp_path):
         (("embed", tmp_path / "no.txt", *model, *output), "^neobert embed: .*No such file or folder: '.*no.txt'$"),
         (("embed", tmp_path / "*.csv", *model, *output), r"^neobert embed: .*No such file or folder: '.*\*.csv'$"),
         ((*text, *model, "-o", tmp_path / "a.txt/out.npy"), "(File exists|Not a directory): '.*a.txt'"),
-        ((*text, *model, "-o", tmp_path / "folder.npy"), "Is a directory: folder.npy could not be written"),
+        (
+            (*text, *model, "-o", tmp_path / "folder.npy"),
+            "folder.npy exists, and its content is not of an earlier neobert embed; name another output",
+        ),
+        ((*text, *model, "-o", tmp_path / "mine.npy"), "mine.npy exists, and its content is not of an earlier"),
+        ((*text, *model, "-o", tmp_path / "b.npy"), "b.npy.vectors exists and holds no vectors of an earlier"),
         ((*text, *model, "-o", tmp_path / "a.bin"), r"a\.bin ends in none of \.npy, \.jsonl, \.parquet; choose one"),
         (
             (*text, *output, "--model", tmp_path / "no"),
@@ -231,6 +239,7 @@ def test_embed_refuses_models_and_outputs_that_it_cannot_use(folder, tmp_path):
             run(*command)
         assert not (tmp_path / "out.npy").exists()
     assert (tmp_path / "a.jsonl").read_text() == '{"text": "a", "id": 1}\n'
+    assert (tmp_path / "mine.npy").read_text() == (tmp_path / "b.npy.vectors").read_text() == "years of work"
 
 
 @pytest.mark.parametrize("name", ["out.npy", "out.jsonl", "out.parquet"])
@@ -239,8 +248,9 @@ def test_a_full_disk_leaves_the_earlier_file_and_the_vectors_and_no_partial_outp
     words = random.Random(0).choices(["the", "quick", "brown", "fox", "old", "sea"], k=8000)
     # rows that do not compress
     (tmp_path / "a.txt").write_text("".join(f"{' '.join(words[i : i + 8])}\n" for i in range(0, 8000, 8)))
-    (tmp_path / name).write_text("earlier")
     embed = ("embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / name)
+    with replacing(tmp_path / name, writer="neobert embed"):
+        (tmp_path / name).write_text("earlier")
     with largest_file(30_000), pytest.raises(SystemExit, match=f"File too large: {name}.vectors could not be written"):
         run(*embed)
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
@@ -253,4 +263,4 @@ def test_a_full_disk_leaves_the_earlier_file_and_the_vectors_and_no_partial_outp
     with monkeypatch.context() as patch:
         patch.setattr(SentenceTransformer, "encode", refuse(AssertionError("a text is embedded again")))
         run(*embed)
-    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", "model", name}
+    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", "model", name, WRITTEN}

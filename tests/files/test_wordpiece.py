@@ -160,7 +160,7 @@ def test_a_tokenizer_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     written = write_wordpiece(TEXTS, folder, 400, model_max_length=99)
     again = load_tokenizer(str(folder))
     assert tokenizer_hash(again) == tokenizer_hash(written) and again.model_max_length == 99
-    with pytest.raises(ValueError, match="is not an empty folder; choose another one"):
+    with pytest.raises(FileExistsError, match=r"exists and holds tokenizer.*\.json; choose another folder"):
         write_wordpiece(iter([None]), folder, 400)  # before it reads a text
     for texts, size, line in (
         (["", " \n"], 400, "the texts hold no word"),
@@ -170,7 +170,7 @@ def test_a_tokenizer_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
             write_wordpiece(texts, tmp_path / "refused", size)
 
     def fail(folder):
-        (folder.mkdir(), (folder / "tokenizer.json").write_text("{"))
+        (folder.mkdir(exist_ok=True), (folder / "tokenizer.json").write_text("{"))
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(wordpiece.PreTrainedTokenizerFast, "save_pretrained", lambda self, folder: fail(folder))

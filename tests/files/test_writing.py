@@ -15,7 +15,16 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
 from neobert_hf.files import writing
-from neobert_hf.files.writing import file_hash, only_writer, saving, write_error, write_json
+from neobert_hf.files.writing import (
+    check_target,
+    file_hash,
+    new_folder,
+    only_writer,
+    replacing,
+    saving,
+    write_error,
+    write_json,
+)
 
 TENSORS = {"a": torch.zeros(9999)}
 VOCABULARY = {f"w{number}": number for number in range(999)}
@@ -37,6 +46,58 @@ def test_a_file_is_replaced_after_a_complete_write_only(tmp_path):
     with pytest.raises(OSError, match=message), largest_file(1000):
         write_json(file, "x" * 9999)
     assert file.read_text() == '{\n "a": 1\n}' and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_writer_replaces_what_it_wrote_and_nothing_else(tmp_path):
+    """Not what it wrote under another name or what was changed since, no input, no link, no file of another writer."""
+    a, b = tmp_path / "a.csv", tmp_path / "b.csv"
+    for content in ("first", "second"):
+        with replacing(a, writer="one"):
+            a.write_text(content)
+    shutil.copy(a, b)
+    (tmp_path / "link").symlink_to(a)
+    (tmp_path / "broken").symlink_to("nowhere")
+    (tmp_path / "folder").mkdir()
+    refused = [
+        (b, "one", ()),
+        (a, "two", ()),
+        (a, "one", [tmp_path / "folder/../a.csv"]),
+        (a, "one", [tmp_path / "link"]),
+    ]
+    for file, writer, inputs in [*refused, *((tmp_path / name, "one", ()) for name in ("link", "broken", "folder"))]:
+        with pytest.raises(FileExistsError, match=f"{file.name} exists.*; choose another folder$"):
+            check_target(file, writer, inputs=inputs)
+    a.write_text("changed")
+    with pytest.raises(FileExistsError), replacing(a, writer="one"):
+        a.write_text("third")
+    assert a.read_text() == "changed"
+
+
+@pytest.mark.parametrize(
+    "name", ["mine.txt", ".hidden", "1_Pooling/mine.txt", "sub/config.json", "a/b/config.json", "empty/"]
+)
+def test_a_folder_is_replaced_only_if_all_that_it_holds_is_replaceable(tmp_path, name):
+    folder, patterns = tmp_path / "folder", ("config.json", "[0-9]*_*/config.json")
+    with new_folder(folder) as built:
+        (built / "config.json").write_text("old")
+    with (
+        pytest.raises(FileExistsError, match=r"folder exists and holds config\.json; choose another folder"),
+        new_folder(folder),
+    ):
+        pass
+    with pytest.raises(KeyError), new_folder(folder, replaceable=patterns) as built:
+        raise KeyError
+    assert (folder / "config.json").read_text() == "old"
+    with new_folder(folder, replaceable=patterns) as built:
+        (built / "config.json").write_text("new")
+    assert (folder / "config.json").read_text() == "new" and [*tmp_path.iterdir()] == [folder]
+    target = folder / name
+    (target if name.endswith("/") else target.parent).mkdir(parents=True, exist_ok=True)
+    if not name.endswith("/"):
+        target.write_text("years of work")
+    with pytest.raises(FileExistsError, match=f"holds {name.rstrip('/')}"), new_folder(folder, replaceable=patterns):
+        pass
+    assert target.exists() and (folder / "config.json").read_text() == "new"
 
 
 @pytest.mark.parametrize("library", SAVES)

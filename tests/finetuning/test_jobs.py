@@ -20,6 +20,7 @@ from neobert_hf.finetuning import Classifier, FewShotClassifier, LabelledRows, Q
 from neobert_hf.finetuning.few_shot import FewShotTrainingArguments
 from neobert_hf.finetuning.job import LAST_EPOCH
 from neobert_hf.finetuning.predictions import write_predictions
+from neobert_hf.hub import write_card
 from neobert_hf.runs import FineTuningArguments, lora_config
 
 SHAPE = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
@@ -209,8 +210,46 @@ def test_the_record_has_the_scores_of_the_last_fit_the_configuration_and_no_text
     record = json.loads(text)
     assert record["is_pair"] and "the fox" not in text
     assert (record["scores"][0]["dataset_id"], record["scores"][0]["config"]) == ("some/data", "rte")
-    classifier.fit(TEXTS, LABELS, **FAST).save(tmp_path)
+    classifier.fit(TEXTS, LABELS, **FAST).save(tmp_path, overwrite=True)
     assert json.loads((tmp_path / "training.json").read_text())["scores"] == []
+
+
+def test_a_model_is_saved_over_another_one_only_if_this_is_asked_for_and_then_nothing_of_that_stays(start, tmp_path):
+    """A few-shot head, its scores, its card and its pictures would be taken for those of the new model."""
+    place, fresh, run = tmp_path / "place", tmp_path / "fresh", tmp_path / "run"
+    few, plain = FewShotClassifier(start, 16), Classifier(start, 16)
+    few.fit(TEXTS, LABELS, (TEXTS, LABELS), **FAST).save(place)
+    (place / "confusion_matrix_test.png").touch()
+    write_card(place)
+    before = contents(place)
+    plain.fit(TEXTS, LABELS, (TEXTS, LABELS), output_dir=str(run), **FAST)
+    for job in (few, plain):
+        with pytest.raises(FileExistsError, match=r"place exists and holds .*or give overwrite=True"):
+            job.save(place)
+    (place / "thesis.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match=r"holds thesis\.txt; choose another folder"):
+        plain.save(place, overwrite=True)
+    (place / "thesis.txt").unlink()
+    with largest_file(9999), pytest.raises(OSError, match="could not be written"):
+        plain.save(place, overwrite=True)
+    assert contents(place) == before
+    plain.save(place, overwrite=True)
+    plain.save(fresh)
+    assert contents(place) == contents(fresh) and not (place / "modules.json").exists()
+    plain.save(run)
+    plain.save(run)  # the folder of its own training
+    opened = Classifier(place)
+    with pytest.raises(FileExistsError, match="place exists and is also an input"):
+        opened.save(place, overwrite=True)  # its record would be lost
+    tuned = Classifier(place, 16).fit(TEXTS, LABELS, **FAST)
+    tuned.save(place, overwrite=True)
+    assert Classifier(place).predict(TEXTS) == tuned.predict(TEXTS)
+    with pytest.raises(FileExistsError, match=r"fresh holds config\.json, which the trained model would replace"):
+        Classifier(start, 16).fit(TEXTS, LABELS, output_dir=str(fresh), **FAST)
+
+
+def contents(folder):
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def test_the_identity_of_a_run_has_all_that_changes_its_model(start, tmp_path):

@@ -11,6 +11,7 @@ pytest.importorskip("datasets", reason="predictions need datasets and pyarrow (p
 import pyarrow.parquet
 from conftest import largest_file
 
+from neobert_hf.files.writing import WRITTEN
 from neobert_hf.finetuning.predictions import write_predictions
 
 ROWS = [
@@ -40,12 +41,24 @@ def test_json_lines_and_parquet_keep_lists(tmp_path):
 def test_a_file_without_a_name_is_csv_unless_a_row_holds_a_list(tmp_path):
     write_predictions(None, ROWS[1:] + ROWS[:1], tmp_path)
     write_predictions(None, [{"prediction": "a"}], tmp_path)
-    assert {file.name for file in tmp_path.iterdir()} == {"predictions.jsonl", "predictions.csv"}
+    assert {file.name for file in tmp_path.iterdir()} == {"predictions.jsonl", "predictions.csv", WRITTEN}
 
 
 def test_dates_of_parquet_become_texts_in_json_lines(tmp_path):
     write_predictions(tmp_path / "a.jsonl", [{"day": datetime.date(2026, 1, 2)}])
     assert json.loads((tmp_path / "a.jsonl").read_text("utf-8")) == {"day": "2026-01-02"}
+
+
+def test_a_value_that_a_format_cannot_hold_is_one_line_and_json_lines_hold_all(tmp_path):
+    surrogate, mixed = [{"id": "\ud800"}], [{"id": "x"}, {"id": 1}]
+    for name, rows in (("a.csv", surrogate), ("a.parquet", surrogate), ("b.parquet", mixed)):
+        with pytest.raises(
+            ValueError, match=r"cannot hold a value of the rows \(.*\); a file \.jsonl holds all values"
+        ):
+            write_predictions(tmp_path / name, rows)
+    assert not list(tmp_path.iterdir())
+    write_predictions(tmp_path / "a.jsonl", surrogate + mixed)
+    assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text("utf-8").splitlines()] == surrogate + mixed
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])

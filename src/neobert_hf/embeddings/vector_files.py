@@ -16,10 +16,10 @@ import torch
 from ..files.rows import SUFFIXES, read_text_column
 from ..files.texts import beginning, check_leaves_tokens, check_max_length
 from ..files.wordpiece import plain_tokenizer
-from ..files.writing import writing
+from ..files.writing import check_target, replacing, writing
 from ..model.machine_neobert import best_dtype
 from ..runs import MINI_MODEL_PATH
-from .kept import Kept
+from .kept import Kept, is_kept
 from .models import fingerprint, open_embedding_model
 from .passages import find_files
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 OUTPUTS = (".npy", ".jsonl", ".parquet")
+WRITER = "neobert embed"
 
 
 def embed_files(
@@ -59,7 +60,8 @@ def embed_files(
         the length in tokens that the model reads, and how many texts are longer (None if the tokenizer is not a fast one).
 
     Raises:
-        ValueError: The output has another ending or is an input, a text is not valid, or the model cannot be opened.
+        ValueError: The output has another ending, a text is not valid, or the model cannot be opened.
+        FileExistsError: The output is an input, or a file that an earlier call has not written.
         OSError: A file cannot be read, or the output cannot be written.
     """
     suffixes, target = (".txt", *SUFFIXES), Path(output)
@@ -68,14 +70,16 @@ def embed_files(
         raise ValueError(f"{', '.join(files)}: no file ends in {', '.join(suffixes)}; choose files of texts")
     if target.suffix not in OUTPUTS:
         raise ValueError(f"output={output} ends in none of {', '.join(OUTPUTS)}; choose one of them")
-    if target.exists() and any(target.samefile(file) for file in found if file.exists()):
-        raise ValueError(f"output={output} is also an input, whose other columns would be lost; name another file")
+    check_target(target, WRITER, inputs=found, way_out="name another output, or move this file away")
     texts = [text for _, text in read_text_column(found, text_column)]
     encoder = open_for_inference(model, max_length)
     if max_length is not None and longest_input(encoder) is None:
         raise ValueError(f"max_length={max_length}, but this model reads texts of any length; leave out max_length")
+    work = Path(f"{output}.vectors")
+    if work.exists() and not is_kept(work):
+        raise FileExistsError(f"{work} exists and holds no vectors of an earlier {WRITER}; move it away")
     options = {"prompt_name": prompt_name, "normalize_embeddings": normalize}
-    kept = Kept(Path(f"{output}.vectors"), f"embed {fingerprint(encoder, {})} {options}")
+    kept = Kept(work, f"embed {fingerprint(encoder, {})} {options}")
     kept.passages(hashlib.sha256(json.dumps(texts).encode()).hexdigest(), partial(enumerate, texts))
     target.parent.mkdir(parents=True, exist_ok=True)
     kept.save(is_required=True)  # an error comes before the work
@@ -86,7 +90,7 @@ def embed_files(
 
     try:
         vectors = kept.vectors(texts, encode)
-        with writing(target) as handle:
+        with replacing(target, writer=WRITER), writing(target) as handle:
             _write(handle, target.suffix, texts, vectors)
     except BaseException:  # Ctrl-C too
         kept.save()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from ..files.writing import saving, write_json, writing
+from ..files.writing import check_target, new_folder, write_json, writing
 from ..hub.layouts import WEIGHTS
 from .graphs import EMBEDDING, EmbeddingGraph, Graph, load_graph
 from .onnx import write_int8, write_onnx, write_openvino
@@ -63,20 +61,12 @@ def export_model(
         ImportError: A package is missing.
     """
     formats = _check_formats(to, int8, fp16, dtype)
-    target = Path(out).resolve()  # of a link, and of "."
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty folder; choose another one")
+    check_target(Path(out))
     graph = load_graph(source, task)
     if formats == {"eurobert"}:
         _check_eurobert(graph)
     reference = Reference(graph)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        saving(target, "nothing is left of it"),
-        tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as beside,
-    ):
-        built = Path(beside, target.name)
-        built.mkdir()
+    with new_folder(Path(out)) as built:
         if formats == {"eurobert"}:
             report = _write_eurobert(reference, built, source)
         else:
@@ -88,13 +78,6 @@ def export_model(
                 shutil.rmtree(built / "onnx")
                 del report[FILES["onnxruntime"]["fp32"]]
             _write_settings(graph, built)
-        if target == Path.cwd():  # without it, the shell would be in a folder that is gone
-            for part in sorted(built.iterdir(), key=lambda part: part.name == "config.json"):
-                shutil.move(part, target)  # config.json last: nothing loads a folder without it
-        else:
-            if target.exists():
-                target.rmdir()  # an error if another export has filled it in the meantime
-            os.replace(built, target)
     return {"folder": str(out), "task": graph.task, "files": report}
 
 

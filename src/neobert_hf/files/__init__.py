@@ -9,9 +9,12 @@ NAMES_OF = {
     "trust": ("check_links", "check_own_code", "check_source", "load_tokenizer", "read_json", "resolve"),
     "wordpiece": ("plain_tokenizer", "tokenizer_hash", "train_wordpiece", "write_wordpiece"),
     "writing": (
+        "check_target",
         "content_hash",
         "file_hash",
+        "new_folder",
         "only_writer",
+        "replacing",
         "saving",
         "write_json",
     ),  # not `writing`, as the module is named

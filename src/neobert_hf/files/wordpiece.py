@@ -1,10 +1,8 @@
 """Training of an uncased WordPiece tokenizer with the `tokenizers` library, and the hash that identifies a tokenizer."""
 
 import hashlib
-import os
 import re
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from .writing import saving
+from .writing import new_folder
 
 SPECIAL_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 MAX_TOKENS = 1_000_000  # the trainer allocates memory for the whole vocabulary at the start
@@ -99,21 +97,11 @@ def write_wordpiece(
         folder: Folder to write, new or empty. It appears when it is complete.
 
     Raises:
-        ValueError: The folder is not empty.
-        OSError: A file cannot be written.
+        OSError: The folder is not empty, or a file cannot be written.
     """
-    folder = Path(folder)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and is not an empty folder; choose another one")
-    tokenizer = train_wordpiece(texts, vocab_size, model_max_length)
-    with saving(folder, "no tokenizer was written"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
-            built = Path(beside, folder.name)
-            tokenizer.save_pretrained(built)
-            if folder.exists():
-                folder.rmdir()
-            os.replace(built, folder)
+    with new_folder(Path(folder), hint="no tokenizer was written") as built:
+        tokenizer = train_wordpiece(texts, vocab_size, model_max_length)
+        tokenizer.save_pretrained(built)
     return tokenizer
 
 

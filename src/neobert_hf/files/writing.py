@@ -1,4 +1,4 @@
-"""Atomic file writes, checksums, and a lock that admits one writing process to a folder."""
+"""Places that may be written, atomic writes, checksums, and a lock that admits one writing process to a folder."""
 
 import errno
 import hashlib
@@ -6,10 +6,12 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 import filelock
@@ -22,6 +24,136 @@ UNCHANGED = "the previous content is unchanged"
 FULL = (errno.ENOSPC, errno.EDQUOT)  # full disk, exceeded quota
 NEARLY_FULL = 1 << 20  # free bytes, fewer than a write of torch.save needs
 LOCK_SECONDS = 2  # the child processes of a killed process end within this time
+WRITTEN = (
+    ".neobert_hf_written"  # beside the files of `replacing`: a line of JSON for each, with name, writer and SHA-256
+)
+
+
+def check_target(
+    target: Path,
+    writer: str | None = None,
+    replaceable: Sequence[str] = (),
+    inputs: Iterable[str | Path | None] = (),
+    way_out: str = "choose another folder",
+) -> None:
+    """Refuse a place that holds what somebody else wrote. Every command and every `save` asks it before it writes.
+
+    Args:
+        target: File or folder to write.
+        writer: What writes a file; it may replace what it has written itself, unless that was changed. None for a folder.
+        replaceable: Patterns, relative to the folder, of files that may be replaced in it.
+        inputs: Files and folders that the writer reads, which it never replaces.
+        way_out: End of the message: what to do.
+
+    Raises:
+        FileExistsError: The place is taken.
+    """
+    target = target.parent.resolve() / target.name  # a folder before ".." may not exist yet
+    if not os.path.lexists(target):
+        return
+    held = ""
+    if target.exists() and any(each and Path(each).exists() and target.samefile(each) for each in inputs):
+        held = " and is also an input"
+    elif writer is not None:
+        if target.is_file() and [target.name, writer, file_hash(target)] in _written(target.parent):
+            return
+        held = f", and its content is not of an earlier {writer}"
+    elif target.is_dir():
+        parts = (
+            part for part in target.rglob("*") if part.is_symlink() or not part.is_dir() or not any(part.iterdir())
+        )
+        other = next((part for part in parts if not matches(part.relative_to(target), replaceable)), None)
+        if other is None:
+            return
+        held = f" and holds {other.relative_to(target)}"
+    raise FileExistsError(f"{target} exists{held}; {way_out}")
+
+
+def matches(path: PurePath, patterns: Iterable[str]) -> bool:
+    """Return whether a relative path matches a pattern part by part, so that no wildcard stands for a slash."""
+    parts = [PurePath(pattern).parts for pattern in patterns]
+    return any(len(path.parts) == len(each) and all(map(fnmatchcase, path.parts, each)) for each in parts)
+
+
+def _written(folder: Path) -> list[list[str]]:
+    file = folder / WRITTEN
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
+
+
+@contextmanager
+def replacing(*files: Path, writer: str, inputs: Iterable[str | Path | None] = ()) -> Iterator[None]:
+    """Check files before the work that writes them, and note afterwards who wrote them; arguments are as of `check_target`.
+
+    Raises:
+        FileExistsError: A file is there that `writer` has not written, or that is an input.
+        OSError: The note cannot be written.
+    """
+    for file in files:
+        check_target(file, writer, inputs=inputs, way_out="name another file, or move this one away")
+    try:
+        yield
+    finally:  # what is there was written here, also by work that was interrupted
+        for file in filter(Path.is_file, files):
+            line = [file.name, writer, file_hash(file)]
+            if line not in _written(file.parent):
+                with saving(file.parent / WRITTEN), (file.parent / WRITTEN).open("a", encoding="utf-8") as notes:
+                    notes.write(f"{json.dumps(line)}\n")
+
+
+@contextmanager
+def vacated(folder: Path, replaceable: Sequence[str] = (), **options: Any) -> Iterator[None]:
+    """Move what a folder holds aside; it is removed after the work that writes a new content, or comes back after an error.
+
+    Args:
+        folder: Folder: new, empty, or with nothing but files that may be replaced.
+        replaceable: As of `check_target`.
+        options: Other arguments of `check_target`.
+
+    Raises:
+        FileExistsError: The folder is taken.
+    """
+    check_target(folder, None, replaceable, **options)
+    aside = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+    if folder.exists() and any(folder.iterdir()):
+        os.replace(folder, aside)
+    try:
+        yield
+    except BaseException:
+        if aside.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(aside, folder)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def new_folder(target: Path, hint: str = "nothing is left of it", **options: Any) -> Iterator[Path]:
+    """Give a temporary folder that becomes `target` when it is complete; after an error, `target` is as it was.
+
+    Args:
+        target: Folder to write, as of `vacated`.
+        hint: As of `saving`.
+        options: Other arguments of `vacated`.
+
+    Raises:
+        FileExistsError: The folder is taken.
+        OSError: A file cannot be written.
+    """
+    check_target(target, **options)
+    target = target.resolve()  # of a link, and of "."
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with saving(target, hint), tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as beside:
+        built = Path(beside, target.name)
+        built.mkdir()
+        yield built
+        with vacated(target, **options):  # which checks again: others may have written to it
+            if target == Path.cwd():  # without it, the shell would be in a folder that is gone
+                for part in sorted(built.iterdir(), key=lambda part: part.name == "config.json"):
+                    shutil.move(part, target)  # config.json last: nothing loads a folder without it
+            else:
+                if target.exists():
+                    target.rmdir()
+                os.replace(built, target)
 
 
 @contextmanager
@@ -86,6 +218,8 @@ def saving(target: Path, hint: str = UNCHANGED) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, FileExistsError) and error.errno is None:  # of `check_target`
+            raise
         raise write_error(error, target, hint) from error
     except Exception as error:
         text = str(error)

@@ -290,7 +290,7 @@ class Classifier(Job):
         chosen = [name for name, logit in zip(self.classes, logits) if logit > 0]
         return np.tile(logits, (len(numbers), 1)), f"always {', '.join(chosen) or 'no class'}"
 
-    def _report_classes(self, outputs: np.ndarray, labels: list, split: str, folder: Path) -> None:
+    def _report_classes(self, outputs: np.ndarray, labels: list, picture: Path) -> None:
         """Print precision, recall and F1 of each class, and draw the confusion matrix."""
         if self.problem_type == REGRESSION:
             return
@@ -303,7 +303,7 @@ class Classifier(Job):
         print_report(classification_report(labels, predicted, **options))
         if self.problem_type == SINGLE and len(numbers) <= MOST_CLASSES:
             matrix = confusion_matrix(labels, predicted, labels=numbers)
-            draw_matrix(matrix, self.classes, folder / f"confusion_matrix_{split}.png")
+            draw_matrix(matrix, self.classes, picture)
 
     def prediction_rows(self, outputs: np.ndarray, rows: list[dict], separator: str | None = None) -> list[dict]:
         """Return rows with `prediction`, and `probability_NAME` for each class.

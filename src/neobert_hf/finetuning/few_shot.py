@@ -5,6 +5,7 @@ Source: SetFit, arXiv 2209.11055. The training is sentence-transformers' own, on
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,6 +161,7 @@ class FewShotClassifier(Classifier):
             run |= {"max_seq_length": self.max_seq_length} | curve_of(training)
             with lock_run(training.output_dir):
                 train_or_resume(make_trainer, training, run)
+            self._run = json.loads(json.dumps(run))
             add_head(model, examples["text"], examples["label"], self._names, strength)
             self._end_fit([examples["text"]], validation, training)
         return self

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,8 +19,8 @@ from transformers import AutoConfig, IntervalStrategy, PretrainedConfig, PreTrai
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from ..files.texts import check_leaves_tokens, check_max_length, printable
-from ..files.trust import load_tokenizer
-from ..files.writing import content_hash, saving, write_json
+from ..files.trust import load_tokenizer, read_json
+from ..files.writing import check_target, content_hash, replacing, saving, vacated, write_json
 from ..runs import (
     MINI_MODEL_PATH,
     CheckedCheckpoints,
@@ -31,8 +32,10 @@ from ..runs import (
     write_record,
 )
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW, is_best_if_large
+from ..runs.folders import OF_A_MODEL, RUN
 from ..runs.manifests import CHECKPOINTS_INTACT
-from .predictions import write_predictions
+from ..runs.record import origin_of
+from .predictions import PREDICTION, write_predictions
 from .rows import LabelledRows
 
 # Without validation rows there is no best epoch.
@@ -61,7 +64,7 @@ def all_or_nothing(fit: Callable) -> Callable:
     @wraps(fit)
     def wrapped(job: Job, *columns, **options) -> Job:
         before, length = dict(vars(job)), job.tokenizer.model_max_length
-        job._names, job._facts, job._scores_of, job._remarks, job._seen = None, {}, {}, [], set()
+        job._names, job._facts, job._scores_of, job._remarks, job._seen, job._saved = None, {}, {}, [], set(), None
         try:
             return fit(job, *columns, **options)
         except BaseException:
@@ -97,6 +100,8 @@ class Job(ABC):
             self.tokenizer.model_max_length = max_seq_length
         self._names: list[str] | None = None  # of the classes
         self._training: FineTuningArguments | None = None
+        self._run: dict[str, Any] | None = None  # identity of the training
+        self._saved: tuple[Path, LabelledRows | None, str | None] | None = None
         self._trainer: Trainer | None = None
         self._facts: dict[str, Any] = {}  # of the training, for its record
         self._scores_of: dict[str, dict[str, dict[str, float]]] = {}  # by split: `metrics`, and `trivial` ones
@@ -237,6 +242,7 @@ class Job(ABC):
 
             with lock_run(training.output_dir):
                 self._trainer = train_or_resume(make_trainer, training, run)
+            self._run = json.loads(json.dumps(run))  # as in the folder
             self._after_training()
             self._end_fit(columns[:-1], validation, training)
 
@@ -327,12 +333,15 @@ class Job(ABC):
         if self._trainer is None or self._trainer.is_world_process_zero():
             scores = ", ".join(f"{name} {value:.4f} ({base[name]:.4f})" for name, value in found.items())
             print(printable(f"{split}: {scores}; in brackets that of the trivial answer, {answer}"), flush=True)
-            prefix = {"validation": "eval"}.get(split, split)
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            folder, prefix = Path(folder), {"validation": "eval"}.get(split, split)
+            folder.mkdir(parents=True, exist_ok=True)
+            results, picture = folder / f"{prefix}_results.json", folder / f"confusion_matrix_{split}.png"
             values = {f"{prefix}_{name}": value for name, value in found.items()}
             values |= {f"{prefix}_trivial_{name}": value for name, value in base.items()}
-            write_json(Path(folder, f"{prefix}_results.json"), values)
-            self._report_classes(outputs, labels, split, Path(folder))
+            # those of the validation belong to the run, which has its folder
+            with replacing(results, picture, writer=PREDICTION) if split == "test" else nullcontext():
+                write_json(results, values)
+                self._report_classes(outputs, labels, picture)
         if worse := names_of_worse(found, base):
             decided = self._decide(outputs)
             are_equal = len(decided) > 1 and decided.count(decided[0]) == len(decided)
@@ -351,23 +360,31 @@ class Job(ABC):
         self._remarks.append(fact)
         say(f"warning: {fact}; {remedy}")
 
-    def _report_classes(self, outputs: Any, labels: list, split: str, folder: Path) -> None:  # noqa: B027  (may be nothing)
-        """Print what a job says of each class."""
+    def _report_classes(self, outputs: Any, labels: list, picture: Path) -> None:  # noqa: B027  (may be nothing)
+        """Print what a job says of each class, and perhaps draw it."""
 
     def predict_rows(
         self, data: LabelledRows, training: FineTuningArguments, file: str | None = None, **options
     ) -> None:
         """Predict the test rows of files: a file of predictions, and metrics over the rows with a label that counts.
 
-        A row without a text has an empty prediction.
+        A row without a text has an empty prediction. The record of a model that was saved before gets the metrics.
 
         Args:
             data: Rows of files.
             training: Training arguments; their folder gets the files.
             file: File of the predictions; None takes predictions.csv or predictions.jsonl in the folder.
             options: Further arguments of `prediction_rows`.
+
+        Raises:
+            FileExistsError: A file to write is there, and is not of an earlier prediction.
+            ValueError: The file cannot hold a value of the rows.
         """
-        *inputs, labels = data.test
+        folder, (*inputs, labels) = Path(training.output_dir), data.test
+        files = [folder / name for name in ("test_results.json", "confusion_matrix_test.png")]
+        files += [Path(file)] if file else [folder / f"predictions.{ending}" for ending in ("csv", "jsonl")]
+        for each in files:
+            check_target(each, PREDICTION, way_out="give another folder or predictions_file")
         outputs = self.outputs(*inputs, training=training)
         self._count_seen(inputs, "test")
         counted = [i for i, label in enumerate(labels or ()) if label is not None]
@@ -375,24 +392,44 @@ class Job(ABC):
             print(printable(line), flush=True)
         if counted or not data.test_faults:
             of_counted = outputs[counted] if isinstance(outputs, np.ndarray) else [outputs[i] for i in counted]
-            self._report(of_counted, [labels[i] for i in counted] or None, "test", training.output_dir)
+            self._report(of_counted, [labels[i] for i in counted] or None, "test", folder)
+            self._write_record()
         if training.should_save:
             answered = [data.test_rows[i] for i in data.test_places]
             rows = self.prediction_rows(outputs, answered, **options)
-            write_predictions(file, data.with_empty(rows), training.output_dir)
+            write_predictions(file, data.with_empty(rows), folder)
 
-    def save(self, folder: str | Path, data: LabelledRows | None = None) -> None:
+    def save(self, folder: str | Path, data: LabelledRows | None = None, overwrite: bool = False) -> None:
         """Write the model, its tokenizer, and the record of its training, from which its card is made.
 
         Args:
-            folder: Folder.
+            folder: Folder: new, empty, or `output_dir` of the training.
             data: Rows of the training, if they are those of files, whose names the record has.
+            overwrite: Replace another model in the folder, and remove all that belongs to it: card, record, results, pictures,
+                modules, predictions, checkpoints.
+
+        Raises:
+            FileExistsError: The folder holds another model, or with `overwrite` another file.
+            OSError: A file cannot be written.
         """
-        with saving(Path(folder), CHECKPOINTS_INTACT):
+        folder, _, origin = Path(folder), self.model, origin_of(self.source)
+        is_own = self._run is not None and (folder / RUN).is_file() and read_json(folder / RUN) == self._run
+        remedy = "which belongs to no model" if overwrite else "or give overwrite=True to replace the model in it"
+        options = {"replaceable": OF_A_MODEL if overwrite else (), "way_out": f"choose another folder, {remedy}"}
+        if self._training is None or self.adapter:  # the folder of the source would lose its record, or the base
+            options["inputs"] = [self.source]
+        is_first = PartialState().is_main_process and not is_own
+        with vacated(folder, **options) if is_first else nullcontext(), saving(folder, CHECKPOINTS_INTACT):
             self._save_weights(folder)
         PartialState().wait_for_everyone()  # the other processes may read what the first one has written
-        if self._training is None or not self._training.should_save:
+        self._saved = folder, data, origin
+        self._write_record()
+
+    def _write_record(self) -> None:
+        """Write the record of the training into the folder of the saved model, if there are both."""
+        if self._saved is None or self._training is None or not self._training.should_save:
             return
+        folder, data, origin = self._saved
         names = data.names if data else dict.fromkeys(("train", "validation", "test"), "rows given in Python")
         hub = data and data.dataset
         scores = []
@@ -404,7 +441,7 @@ class Job(ABC):
         more = {"datasets": [hub] if hub else [], "scores": scores, "is_pair": self._facts["is_pair"]}
         more |= {"rows": {names["train"]: self._facts["num_rows"]}}
         remark = " ".join(f"Warning: {fact}." for fact in self._remarks)
-        write_record(folder, self._training, source=self.source, remark=remark, **more)
+        write_record(folder, self._training, source=origin, remark=remark, **more)
 
     def _save_weights(self, folder: str | Path) -> None:
         self._opened().save_model(str(folder))

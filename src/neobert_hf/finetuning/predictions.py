@@ -5,16 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow
 import pyarrow.parquet
 
-from ..files.writing import writing
+from ..files.writing import replacing, writing
 
 PREDICTION_FORMATS = (".csv", ".jsonl", ".parquet")
+PREDICTION = "prediction"  # for `replacing`
 PREDICTION_COLUMNS = ("prediction", "probability")  # what `Job.prediction_rows` adds to the columns of a file
 
 
@@ -28,6 +29,8 @@ def write_predictions(file: str | Path | None, rows: Sequence[dict], folder: str
         folder: Where the file is if its name is not given.
 
     Raises:
+        ValueError: The format cannot hold a value, such as a column of numbers and texts in Parquet.
+        FileExistsError: The file is there, and not of an earlier call.
         OSError: The file cannot be written.
     """
     has_list = any(isinstance(value, list | dict) for row in rows for value in row.values())
@@ -35,20 +38,28 @@ def write_predictions(file: str | Path | None, rows: Sequence[dict], folder: str
     assert file.suffix in PREDICTION_FORMATS, file
     columns = dict.fromkeys(name for row in rows for name in row)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with writing(file) as stream:
-        if file.suffix == ".parquet":
-            table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
-            pyarrow.parquet.write_table(table, stream)
-        else:
-            text = io.TextIOWrapper(stream, "utf-8", newline="")
-            if file.suffix == ".jsonl":
-                text.writelines(_json(row) + "\n" for row in rows)
-            else:
-                writer = csv.DictWriter(text, columns)
-                writer.writeheader()
-                writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-            text.detach()
+    try:
+        with replacing(file, writer=PREDICTION), writing(file) as stream:
+            _write(file.suffix, stream, rows, columns)
+    except (UnicodeError, pyarrow.ArrowException) as error:
+        remedy = "a file .jsonl holds all values" if file.suffix != ".jsonl" else "correct it"
+        raise ValueError(f"{file} cannot hold a value of the rows ({error}); {remedy}") from error
     print(f"wrote {len(rows)} predictions to {file}", flush=True)
+
+
+def _write(suffix: str, stream: BinaryIO, rows: Sequence[dict], columns: Iterable[str]) -> None:
+    if suffix == ".parquet":
+        table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
+        return pyarrow.parquet.write_table(table, stream)
+    # half of a pair of surrogates, which JSON can hold, becomes its escape sequence in JSON
+    text = io.TextIOWrapper(stream, "utf-8", "backslashreplace" if suffix == ".jsonl" else "strict", newline="")
+    if suffix == ".jsonl":
+        text.writelines(_json(row) + "\n" for row in rows)
+    else:
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    text.detach()
 
 
 def _cell(value: Any) -> Any:

@@ -17,7 +17,8 @@ from transformers.hf_argparser import HfArg
 
 from ..files.rows import SHOWN, Fault, Faults, checked_text, read_rows
 from ..files.texts import printable
-from .predictions import PREDICTION_COLUMNS, PREDICTION_FORMATS
+from ..files.writing import check_target
+from .predictions import PREDICTION, PREDICTION_COLUMNS, PREDICTION_FORMATS
 
 EXAMPLE_CHARACTERS = 300
 FEW_ROWS = 5  # a class with fewer training rows is reported
@@ -50,6 +51,9 @@ class LabelledDataArguments:
         if self.predictions_file and Path(self.predictions_file).suffix not in PREDICTION_FORMATS:
             formats = ", ".join(PREDICTION_FORMATS)
             raise ValueError(f"predictions_file={self.predictions_file} has none of the suffixes {formats}; choose one")
+        if self.predictions_file:  # before anything is trained
+            read = (self.train_file, self.validation_file, self.test_file)
+            check_target(Path(self.predictions_file), PREDICTION, inputs=read, way_out="name another predictions_file")
         if self.max_train_rows is not None and self.max_train_rows < 2:
             raise ValueError(f"max_train_rows={self.max_train_rows}; give 2 or more")
 

@@ -168,7 +168,7 @@ class Tagger(Job):
         logits = np.array([name == tag for name in self.classes], np.float32)
         return [np.tile(logits, (len(row), 1)) for row in labels], f"always {tag}"
 
-    def _report_classes(self, outputs: list[np.ndarray], labels: list[list[str]], split: str, folder: Path) -> None:
+    def _report_classes(self, outputs: list[np.ndarray], labels: list[list[str]], picture: Path) -> None:
         """Print precision, recall and F1 of each kind."""
         print_report(tag_report(to_iob2(labels, self.classes), self._tags(outputs)))
 

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoTokenizer
 from ..embeddings.models import read_kind, read_modules
 from ..files.texts import printable
 from ..files.trust import check_links, read_json
+from ..files.writing import replacing
 from ..runs.adapters import labels_of_adapter
 from ..runs.record import MINI, RECORD, origin_of
 
@@ -73,7 +74,7 @@ def write_card(
     record_folder: str | Path | None = None,
     example: Sequence[str] | None = None,
 ) -> None:
-    """Write the card of a saved model as README.md into its folder; an earlier card is replaced.
+    """Write the card of a saved model as README.md into its folder; an earlier card is replaced, unless somebody changed it.
 
     The folder says what the model is: task, labels, shape, number of parameters. `training.json` says what it was trained on.
     Names and labels may come from files of other people, so they are escaped.
@@ -88,6 +89,7 @@ def write_card(
 
     Raises:
         ValueError: A config is damaged or of another kind, or `check_links` refuses the folder.
+        FileExistsError: README.md is not of an earlier call.
         OSError: The folder holds no model, or the card cannot be written.
     """
     folder = Path(folder)
@@ -133,7 +135,8 @@ def write_card(
         markdown=markdown,
         number="{:,}".format,
     )
-    card.save(folder / CARD)
+    with replacing(folder / CARD, writer="write_card"):
+        card.save(folder / CARD)
     if example:
         line = f"{folder / CARD} shows a row of your data, {' | '.join(example)!r}; replace it if it must stay private"
         print(printable(line), flush=True)

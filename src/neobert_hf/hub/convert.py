@@ -4,10 +4,8 @@ The layouts hold the same numbers in another order: a conversion joins, splits a
 """
 
 import json
-import os
 import re
 import shutil
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers.dynamic_module_utils import custom_object_save
 
 from ..files.trust import check_links, holds_tokenizer, keep_known_settings, load_tokenizer, resolve
-from ..files.writing import saving
+from ..files.writing import check_target, new_folder
 from ..model.checkpoint_neobert import set_auto_map
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTModel, NeoBERTPreTrainedModel
@@ -51,8 +49,8 @@ def convert(
         The folder, its layout and the layout of the source, and in `added` what the source lacked.
 
     Raises:
-        ValueError: The source is no NeoBERT or incomplete; the message names the solution. `out` is not empty.
-        OSError: A file cannot be read or written.
+        ValueError: The source is no NeoBERT or incomplete; the message names the solution.
+        OSError: `out` is not empty, or a file cannot be read or written.
     """
     if to not in LAYOUTS:
         raise ValueError(f"to={to!r} is no layout that can be written; choose {' or '.join(LAYOUTS)}")
@@ -63,8 +61,7 @@ def convert(
             f"{folder} holds more than a model, the modules of sentence-transformers; copy config, weights and tokenizer to a "
             "folder of their own, convert that, and copy the result back"
         )
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty folder; choose another one")
+    check_target(out)
     if out.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{out} is inside the source, which is never changed; choose another folder")
     base = None if base is None else resolve(base)
@@ -78,21 +75,12 @@ def convert(
     model, added = describe_model(checkpoint, tensors)
     tokenizer = load_tokenizer(str(tokenizer_folder), model.config.vocab_size, model.config)
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        saving(out, "nothing is left of it"),
-        tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside,
-    ):
-        built = Path(beside, out.name)
-        built.mkdir()
+    with new_folder(out) as built:
         save_file(as_w1w2(tensors) if to == "w1w2" else tensors, built / WEIGHTS, metadata={"format": "pt"})
         tokenizer.save_pretrained(built)
         if (folder / "README.md").is_file() and not is_eurobert:  # that card describes the other layout
             shutil.copy(folder / "README.md", built)
-        save_config(model, built, to)  # last: without it, no tool takes the folder for a model
-        if out.exists():
-            out.rmdir()
-        os.replace(built, out)
+        save_config(model, built, to)
     return {"folder": str(out), "from": checkpoint.layout, "to": to, "added": added}
 
 

@@ -1,8 +1,6 @@
 """Another vocabulary for a trained model: a new token begins as the mean of the tokens that the old tokenizer gives for it."""
 
 import copy
-import os
-import shutil
 from pathlib import Path
 
 import torch
@@ -12,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ..files.trust import load_tokenizer
 from ..files.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece
-from ..files.writing import saving
+from ..files.writing import new_folder
 from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs import write_record
 from .arguments import CorpusArguments, PretrainingArguments
@@ -135,11 +133,8 @@ def write_adapted_model(
         if not is_same or not all(torch.equal(kept[name], value) for name, value in adapted.state_dict().items()):
             raise ValueError(f"{folder} holds another model or tokenizer; give another --output_dir, or remove it")
         return str(folder)
-    part = folder.with_name("start.part")
-    shutil.rmtree(part, ignore_errors=True)  # of an interrupted call
-    with saving(folder, "no folder was written"):
+    with new_folder(folder, hint="no folder was written") as part:
         adapted.save_pretrained(part)
         new.save_pretrained(part)
         write_record(part, training, source=source, rows={}, settings={}, remark="The vocabulary is new.")
-        os.replace(part, folder)
     return str(folder)

@@ -10,7 +10,8 @@ from torch import distributed
 from transformers import Trainer, TrainingArguments
 from transformers.utils import logging
 
-from ..files.writing import only_writer, write_json
+from ..files.trust import CODE
+from ..files.writing import WRITTEN, matches, only_writer, write_json
 from .arguments import ResumeArguments
 from .manifests import MANIFEST, STATE, UNFINISHED, check_checkpoint, numbered_checkpoints, read_json_object
 from .signals import SaveOnTerminate
@@ -19,8 +20,25 @@ logger = logging.get_logger(__name__)
 
 RUN = "run.json"
 SUMMARY = "training_summary.json"
-RESULTS = ("model.safetensors", "model.safetensors.index.json", "README.md", SUMMARY)  # of an earlier training
 LOCK = "_lock"  # Trainer does not upload files whose name begins with an underscore
+# What a saved model consists of, as patterns, with the folders of its modules; a build for the Hub replaces nothing else.
+MODEL_FILES = (
+    *("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json"),
+    "model-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors",
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt"),
+    *("vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
+    *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "router_config.json"),
+    *("wordembedding_config.json", "README.md", *sorted(file.name for file in CODE.glob("*_neobert.py"))),
+)
+MODEL_FILES += tuple(f"[0-9]*_*/{name}" for name in MODEL_FILES)
+# What our trainings write beside them: adapters, records, scores, pictures and predictions.
+RESULTS = (
+    *("adapter_config.json", "adapter_model.safetensors", "base.json", "training.json", "training_args.bin", SUMMARY),
+    *("*_results.json", "confusion_matrix_*.png", "predictions.csv", "predictions.jsonl"),
+)
+# And what only a resume needs, and the logs.
+TRAINING_FILES = (RUN, LOCK, WRITTEN, "checkpoint-[0-9]*/*", "checkpoint-[0-9]*/*/*", "runs/*", "runs/*/*")
+OF_A_MODEL = (*MODEL_FILES, *RESULTS, *TRAINING_FILES)
 # Arguments that determine the loss curve; a resumed run must have the same values.
 CURVE = (
     *("max_steps", "num_train_epochs", "learning_rate", "learning_rate_mapping", "lr_scheduler_type"),
@@ -32,6 +50,13 @@ CURVE = (
 def curve_of(training: TrainingArguments) -> dict[str, Any]:
     """Return the training arguments that determine the loss curve, as plain types for the identity of a run."""
     return {name: value for name, value in training.to_dict().items() if name in CURVE}
+
+
+def files_of_model(folder: str | Path) -> list[str]:
+    """Return the names of the files at the root of a folder that belong to a saved model or to its results; code comes last."""
+    names = sorted(path.name for path in Path(folder).glob("*") if not path.is_dir())
+    found = [name for name in names if matches(Path(name), (*MODEL_FILES, *RESULTS))]
+    return sorted(found, key=lambda name: name.endswith(".py"))
 
 
 @contextmanager
@@ -133,7 +158,7 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
             f"{folder} holds {written[0].name} and no resume from this folder was requested; give "
             "--resume_from_checkpoint last to resume from it, or another --output_dir"
         )
-    if checkpoint is None and (held := [name for name in RESULTS if Path(folder, name).exists()]):
+    if checkpoint is None and (held := files_of_model(folder)):
         raise FileExistsError(
             f"{folder} holds {held[0]}, which the trained model would replace; give another --output_dir, or remove the file"
         )

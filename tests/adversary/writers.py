@@ -1,0 +1,122 @@
+"""Places that are written twice: what somebody else has put there stays, or is replaced whole where this was asked for."""
+
+import contextlib
+import io
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from adversary.machinery import EXPLAINED, RIGHT, Failed, Family
+from adversary.workbench import Workbench, files_of
+
+from neobert_hf.embeddings.vector_files import embed_files
+from neobert_hf.files import write_wordpiece
+from neobert_hf.files.writing import WRITTEN
+from neobert_hf.finetuning import Classifier, FewShotClassifier, Tagger, write_predictions
+from neobert_hf.hub import convert, write_card
+
+TEXTS, LABELS = ["open a file", "sort the list", "read a line", "order all words"] * 3, ["open", "sort"] * 6
+FAST = {"use_cpu": True, "disable_tqdm": True, "max_steps": 1}
+MINE = ("thesis.txt", "train.csv", "README.md", "config.json", "training.json", "1_Pooling/config.json", "notes/a.md")
+
+
+def prepare(bench: Workbench) -> tuple[list, dict]:
+    """48 cases: jobs that are saved twice, and files and folders of commands."""
+    model = str(bench.references["the build for the Hub"].folder)
+    with contextlib.redirect_stdout(io.StringIO()):
+        jobs = [
+            Classifier(model, 16).fit(TEXTS, LABELS, **FAST),
+            FewShotClassifier(model, 16).fit(TEXTS, LABELS, **FAST),
+            Tagger(model, 16).fit(
+                [text.split() for text in TEXTS],
+                [["O"] * len(text.split()) for text in TEXTS[:-1]] + [["B-X", "O", "O"]],
+                **FAST,
+            ),
+        ]
+    cases = [("jobs that are saved twice", save_twice)] * 18 + [("places with files of others", over_mine)] * 30
+    return cases, {"model": model, "jobs": jobs}
+
+
+def case(_, run: Callable, rng: random.Random, folder: Path, shared: dict) -> str:
+    """Run a case without its output."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return run(rng, folder, shared)
+
+
+def save_twice(rng: random.Random, folder: Path, shared: dict) -> str:
+    """Save one job, perhaps its card, a file of its user, and then another job, with and without `overwrite`."""
+    place, fresh = folder / "model", folder / "fresh"
+    first, second = rng.sample(shared["jobs"], 2)
+    first.save(place)
+    if rng.random() < 0.7:
+        write_card(place)
+    has_mine = rng.random() < 0.4
+    if has_mine:
+        (place / "thesis.txt").write_text("years of work")
+    before = files_of(place)
+    refused(lambda: second.save(place), place, before)
+    if has_mine:
+        refused(lambda: second.save(place, overwrite=True), place, before)
+        return EXPLAINED
+    second.save(place, overwrite=True)
+    second.save(fresh)
+    if files_of(place) != files_of(fresh):
+        raise Failed("a folder that was written over another model differs from a new one")
+    return RIGHT
+
+
+def over_mine(rng: random.Random, folder: Path, shared: dict) -> str:
+    """Let a command write where a file of its user stands: as a file, in a folder, or behind a link."""
+    model, job, text = shared["model"], rng.choice(shared["jobs"]), folder / "a.txt"
+    text.write_text("\n".join(TEXTS))
+    writers = {
+        "vectors.npy": lambda place: embed_files([str(text)], str(place), model),
+        "vectors.jsonl": lambda place: embed_files([str(text)], str(place), model),
+        "predictions.csv": lambda place: write_predictions(place, [{"prediction": "a"}]),
+        "predictions.parquet": lambda place: write_predictions(place, [{"prediction": "a"}]),
+        "tokenizer": lambda place: write_wordpiece(TEXTS, place, 60),
+        "converted": lambda place: convert(model, place),
+        "job": job.save,
+    }
+    name = rng.choice([*writers])
+    place, write, way = folder / "out" / name, writers[name], rng.choice(("content", "link", "again", "changed"))
+    place.parent.mkdir()
+    if way in ("again", "changed"):  # a file may be written again, unless somebody changed it
+        write(place)
+        if way == "changed" and place.is_file():
+            place.write_bytes(place.read_bytes() + b"mine")
+    elif "." in name:
+        (folder / "mine").write_text("years of work")
+        place.symlink_to(folder / "mine") if way == "link" else shutil.copy(folder / "mine", place)
+    else:
+        target = folder / "mine" if way == "link" else place
+        mine = target / rng.choice(MINE)
+        mine.parent.mkdir(parents=True)
+        mine.write_text("years of work")
+        if way == "link":
+            place.symlink_to(target)
+    before = files_of(folder)
+    if way == "again" and "." in name:
+        write(place)
+        if {file: content for file, content in files_of(folder).items() if not file.endswith(WRITTEN)} != {
+            file: content for file, content in before.items() if not file.endswith(WRITTEN)
+        }:
+            raise Failed("the same command wrote another file")
+        return RIGHT
+    refused(lambda: write(place), folder, before)
+    return EXPLAINED
+
+
+def refused(call: Callable, folder: Path, before: dict) -> None:
+    """Raise `Failed` unless the call is refused in one line and changes nothing."""
+    try:
+        call()
+    except FileExistsError as error:
+        if "\n" in str(error) or files_of(folder) != before:
+            raise Failed(f"lost, or several lines: {error}") from error
+        return
+    raise Failed("somebody's file was replaced")
+
+
+WRITERS = Family("writers", prepare, case)
