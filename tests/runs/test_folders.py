@@ -35,7 +35,18 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "README.md"])
+OF_SOMEONE = (
+    "model.safetensors",
+    "README.md",
+    "config.json",
+    "modules.json",
+    "test_results.json",
+    "predictions.csv",
+    "metrics.jsonl",
+)
+
+
+@pytest.mark.parametrize("name", OF_SOMEONE)
 def test_a_new_run_does_not_replace_a_model_or_a_page_in_its_folder(tmp_path, name):
     (tmp_path / name).write_text("of someone")
     for resume in (None, "auto"):

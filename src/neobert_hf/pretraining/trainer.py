@@ -22,14 +22,13 @@ from transformers.integrations import unset_hf_deepspeed_config
 
 from ..files.writing import saving, writing
 from ..model.modeling_neobert import NeoBERTForMaskedLM
-from ..runs.folders import last_complete_checkpoint
+from ..runs.folders import METRICS, last_complete_checkpoint
 from ..runs.manifests import CHECKPOINTS_INTACT, STATE, CheckedCheckpoints
 from .flops import matrix_flops_per_s, training_flops
 from .optimizers import MakeOptimizer, Schedule, names_with_decay, trainable_parameters
 from .recipes import Recipe
 from .summary import COUNTS
 
-METRICS = "metrics.jsonl"
 SECONDS = "seconds"  # in these counts
 
 

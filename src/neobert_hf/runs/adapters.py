@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..files.trust import check_source, read_json
-from ..files.writing import saving, write_json
+from ..files.writing import check_target, saving, write_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -58,8 +58,11 @@ def save_adapter(model: PeftModel, folder: str | Path) -> None:
     """Save an adapter, and what `open_adapter` needs besides: the names of the classes, and a sample of the base model.
 
     Raises:
+        FileExistsError: The folder holds a whole model, which nothing would open beside an adapter.
         OSError: A file cannot be written.
     """
+    for name in ("config.json", "model.safetensors", "model.safetensors.index.json", "modules.json"):
+        check_target(Path(folder, name), writer="adapter")
     base = model.get_base_model()
     labels = {"id2label": base.config.id2label, "problem_type": base.config.problem_type}
     has_card = Path(folder, "README.md").exists()

@@ -34,10 +34,11 @@ MODEL_FILES += tuple(f"[0-9]*_*/{name}" for name in MODEL_FILES)
 # What our trainings write beside them: adapters, records, scores, pictures and predictions.
 RESULTS = (
     *("adapter_config.json", "adapter_model.safetensors", "base.json", "training.json", "training_args.bin", SUMMARY),
-    *("*_results.json", "confusion_matrix_*.png", "predictions.csv", "predictions.jsonl"),
+    *("*_results.json", "confusion_matrix_*.png", "training_curves.png", "predictions.csv", "predictions.jsonl"),
 )
 # And what only a resume needs, and the logs.
-TRAINING_FILES = (RUN, LOCK, WRITTEN, "checkpoint-[0-9]*/*", "checkpoint-[0-9]*/*/*", "runs/*", "runs/*/*")
+METRICS = "metrics.jsonl"
+TRAINING_FILES = (RUN, LOCK, WRITTEN, METRICS, "checkpoint-[0-9]*/*", "checkpoint-[0-9]*/*/*", "runs/*", "runs/*/*")
 OF_A_MODEL = (*MODEL_FILES, *RESULTS, *TRAINING_FILES)
 # Arguments that determine the loss curve; a resumed run must have the same values.
 CURVE = (
@@ -158,7 +159,10 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
             f"{folder} holds {written[0].name} and no resume from this folder was requested; give "
             "--resume_from_checkpoint last to resume from it, or another --output_dir"
         )
-    if checkpoint is None and (held := files_of_model(folder)):
+    held = files_of_model(folder)
+    if (folder / METRICS).exists() and not (folder / RUN).exists():  # not of a run that was killed early
+        held.append(METRICS)
+    if checkpoint is None and held:
         raise FileExistsError(
             f"{folder} holds {held[0]}, which the trained model would replace; give another --output_dir, or remove the file"
         )
