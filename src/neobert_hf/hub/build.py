@@ -162,7 +162,7 @@ def check_target(out: Path, overwrite: bool) -> None:
         kept = (other or files or [out])[0]
         raise ValueError(
             f"{out} exists and holds {kept.name}; choose another folder"
-            + (", since --overwrite replaces only the folder of a model" if overwrite else ", or give --overwrite")
+            + (", since overwrite replaces only the folder of a model" if overwrite else ", or give overwrite")
         )
 
 
