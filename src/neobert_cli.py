@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         names = [word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--")]
         unknown = [name for name in names if not any(option.startswith(name) for option in known)]
         if unknown:  # before an argument that is missing
-            close = difflib.get_close_matches(unknown[0], known, n=1)
+            close = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.7)
             message = f"unknown argument {unknown[0]}" + "".join(f"; did you mean {name}?" for name in close)
         elif "" in sys.argv[1:]:
             message = "an argument is an empty string; leave it out, or give it a value"

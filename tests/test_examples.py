@@ -76,7 +76,7 @@ def test_a_script_has_a_short_help_that_leaves_out_what_only_a_library_declares(
         ("train_contrastive", ["--temprature", "1"], "unknown argument --temprature; did you mean --temperature?"),
         ("train_contrastive", ["--training_sets", "NOPE.yaml"], "NOPE.yaml"),
         ("train_contrastive", ["--pooling", "max"], "max"),
-        ("finetune_classifier", ["--dataset_name", "a", "--train_file", "b"], "give exactly one of --train_file and"),
+        ("finetune_classifier", ["--dataset_name", "a", "--train_file", "b"], "give exactly one of train_file and"),
         ("finetune_tagger", ["--train_file", "a.jsonl", "--num_train_epochs", "x"], "invalid float value: 'x'"),
     ],
 )

@@ -72,7 +72,7 @@ def start_again(bench: Workbench, name: str, folder: Path, wrap=lambda command: 
     if name in TRAININGS and folder.exists():
         command = make(folder, resume_from_checkpoint="last", **options)
         outcome = fork_case(wrap(command), folder.with_name("resumed"))
-        if outcome.status != 1 or "start without --resume_from_checkpoint" not in outcome.message:
+        if outcome.status != 1 or "start without resume_from_checkpoint" not in outcome.message:
             return outcome
     return fork_case(wrap(make(folder, **options)), folder.with_name("again"))
 

@@ -15,6 +15,7 @@ import torch
 from adversary.damage import DAMAGE
 from adversary.folders import FOLDERS
 from adversary.interruptions import KILLS, WRITES
+from adversary.labels import LABELS
 from adversary.machinery import FAILED, Failed, Family, report, run_family
 from adversary.masks import MASKS
 from adversary.ranks import RANKS
@@ -22,7 +23,7 @@ from adversary.workbench import Workbench
 from adversary.writers import WRITERS
 from tabulate import tabulate
 
-FAMILIES = {family.name: family for family in (MASKS, FOLDERS, KILLS, DAMAGE, WRITES, RANKS, WRITERS)}
+FAMILIES = {family.name: family for family in (MASKS, FOLDERS, LABELS, WRITERS, KILLS, DAMAGE, WRITES, RANKS)}
 pytestmark = pytest.mark.adversary
 
 

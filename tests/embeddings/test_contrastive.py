@@ -402,7 +402,7 @@ def test_mined_negatives_are_the_nearest_other_documents_with_the_instruction_of
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(), "there are no data; give --train_files"),
+        (dict(), "there are no data; give train_files"),
         (dict(train_files=["a.jsonl", "x/a.jsonl"]), "two files have the name a"),
         (dict(train_files=["a.jsonl"], training_sets=["s.yaml"]), "not both"),
         (dict(instructions="i.json", training_sets=["s.yaml"]), "not both"),

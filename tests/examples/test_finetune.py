@@ -150,7 +150,7 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint_with_the_same_rows_an
     )
     arguments = command(model_folder, train, out, "--num_train_epochs", "1", "--resume_from_checkpoint")
     (out / "checkpoint-7").mkdir(parents=True)  # a save that was interrupted
-    with pytest.raises(SystemExit, match=r"out holds no complete checkpoint; .*start without --resume_from_checkpoint"):
+    with pytest.raises(SystemExit, match=r"out holds no complete checkpoint; .*start without resume_from_checkpoint"):
         run_main(finetune_classifier, *arguments, "last")
     run_main(finetune_classifier, *arguments, "auto")
     with pytest.raises(SystemExit, match=r"^finetune_classifier.py: .*out holds checkpoint-3 and no resume .*$"):

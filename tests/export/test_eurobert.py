@@ -308,10 +308,10 @@ def adapter(folder):
 BAD_SOURCES = {  # what is done to the folder of a masked language model, and the words of the error
     "classifier": (
         another("SequenceClassification"),
-        "has GELU where this one has tanh or none; export with --to onnx",
+        "has GELU where this one has tanh or none; export to ONNX",
     ),
-    "classifier by the mean": (another("SequenceClassification", classifier_pooling="mean"), "--to onnx"),
-    "answers": (another("QuestionAnswering"), "no EuroBERT for question-answering; export with --to onnx"),
+    "classifier by the mean": (another("SequenceClassification", classifier_pooling="mean"), "export to ONNX"),
+    "answers": (another("QuestionAnswering"), "no EuroBERT for question-answering; export to ONNX"),
     "multiple choice": (another("MultipleChoice"), "it names NeoBERTForMultipleChoice"),
     "contextual": (
         config_with(model_type="contextual_neobert", architectures=["ContextualNeoBERT"]),

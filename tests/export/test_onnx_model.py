@@ -183,7 +183,7 @@ def test_a_classifier_that_learned_few_examples_is_exported_as_a_classifier(tiny
         ValueError, match=r"has no other module; this model pools by mean and has Pooling, Normalize, Dense"
     ):
         export_model(tmp_path / "few", tmp_path / "gguf", to="gguf")
-    with pytest.raises(ValueError, match="holds an embedding model without classes; leave out --task"):
+    with pytest.raises(ValueError, match="holds an embedding model without classes; leave out task"):
         export_model(neobert_hf.MINI_MODEL_PATH, tmp_path / "mini", task="text-classification")
 
 

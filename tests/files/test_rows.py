@@ -72,10 +72,11 @@ def test_parquet_gives_the_columns_that_are_asked_for(tmp_path):
 
 @given(
     st.lists(
-        st.lists(st.text(st.characters(exclude_characters="\t\r\n", codec="utf-8")), min_size=2, max_size=2), min_size=1
+        st.lists(st.text(st.characters(exclude_characters="\t\r\n\0", codec="utf-8")), min_size=2, max_size=2),
+        min_size=1,
     )
 )
-def test_a_tab_separated_file_keeps_every_character_but_tabs_and_line_ends(tmp_path_factory, rows):
+def test_a_tab_separated_file_keeps_every_character_but_tabs_line_ends_and_nul(tmp_path_factory, rows):
     file = tmp_path_factory.mktemp("tsv") / "rows.tsv"
     file.write_text("a\tb\n" + "".join("\t".join(row) + "\n" for row in rows), "utf-8", newline="\n")
     assert [list(row.values()) for _, row in read_rows(file)] == rows
@@ -239,6 +240,43 @@ def test_a_row_that_has_swallowed_others_is_named_with_its_lines(tmp_path, caplo
     assert "a.csv: rows with a field whose lines all look like rows: line 2 (5 lines); if they are rows, close" in line
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "names", "texts", "lines"),
+    [
+        (
+            "a.csv",
+            "text,label\nt1,a\ntext,label\nt2,text\n\ufefftext,label \nt3,a\n",
+            None,
+            "t1 t2 t3",
+            "line 3, line 5",
+        ),
+        ("a.csv", '"text";"label"\nt1;a\n\ufeff"text";"label"\nt2;b\n', None, "t1 t2", "line 3"),
+        ("a.tsv", "text\tlabel\r\nt1\tlabel\r\ntext\tlabel\r\n", None, "t1", "line 3"),
+        ("a.csv", "label,text\na,t1\n", ["label", "text"], "t1", "line 1"),
+        ("a.csv", "text\nt1\ntext\nt2\n", None, "t1 t2", "line 3"),
+        ("a.csv", "text,label\nt1,a\n" + "text,label\n" * 12, None, "t1", "line 11, line 12, ... (12)"),
+    ],
+)
+def test_a_row_that_repeats_the_names_of_the_columns_is_left_out_and_its_line_is_named(
+    tmp_path, caplog, name, content, names, texts, lines
+):
+    """As `cat a.csv b.csv` leaves it."""
+    (tmp_path / name).write_text(content, newline="")
+    assert " ".join(row["text"] for _, row in read_rows(tmp_path / name, column_names=names)) == texts
+    (line,) = [record.message for record in caplog.records]
+    assert line.startswith(f"{tmp_path / name}: rows that repeat the names of") and line.endswith(lines)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_nul_characters_are_left_out_and_their_lines_are_named(tmp_path, caplog, suffix):
+    (tmp_path / f"a{suffix}").write_text("a,b\nx\0y,\0\nz,b\n,\0b\n".replace(",", {".csv": ",", ".tsv": "\t"}[suffix]))
+    rows = [tuple(row.values()) for _, row in read_rows(tmp_path / f"a{suffix}")]
+    assert rows == [("xy", ""), ("z", "b"), ("", "b")]
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path}/a{suffix}: NUL characters are left out: line 2, line 4"
+    ]
+
+
 def test_a_blank_line_in_a_single_column_is_an_empty_text(tmp_path):
     for suffix in (".csv", ".tsv"):
         (tmp_path / f"a{suffix}").write_text("text\none\n\ntwo\n")
@@ -262,7 +300,7 @@ FINE = b"text\n" + b"fine\n" * 99_999
         ("a.json", b'[{"text": "one"}', ": this is not JSON"),
         ("a.json", b'[{"text": "one"}, 5]', ", item 2 has type int, not object"),
         ("a.json", b'[{"body": "one"}]', ", item 1: no column 'text'; .*, one of body"),
-        ("a.txt", FINE + b"a\xffb\n", ", line 100001 is not UTF-8; convert it"),
+        ("a.txt", FINE + b"a\xffb\n", r", line 100001 is not UTF-8 \(byte 0xFF\); save it as UTF-8"),
         ("a.txt", b"fine\ncut \xc3", ", line 2 is not UTF-8"),
         ("a.txt.gz", gzip.compress(FINE)[:-40], " cannot be read; it is damaged"),
         ("a.txt.zst", zstd(FINE)[:-9], " cannot be read; it is damaged"),
@@ -280,6 +318,11 @@ FINE = b"text\n" + b"fine\n" * 99_999
         ("a.csv", b'number,text\n1,"one\nmore",2\n', ", line 2: 3 columns after 2 lines, but the first line names 2"),
         ("a.csv", b'number,text\n1,"one" two\n', r", line 2: this is not CSV \(',' expected after '\"'"),
         ("a.csv", FINE + b"caf\xe9\n", ", line 100001 is not UTF-8"),
+        (
+            "a.csv",
+            "text,b\né,x\n".encode("utf-16-le"),
+            ", line 1 has NUL characters, as UTF-16 without its mark; save it as",
+        ),
         ("a.csv.gz", gzip.compress(FINE)[:-40], " cannot be read; it is damaged"),
         ("a.tsv", b"number\ttext\n1\tone\ttwo\n", ", line 2: 3 columns, but the first line names 2"),
         ("a.tsv", b"number\ttext\n1\n", r", line 2: 1 columns, but the first line names 2 \(number, text\)"),

@@ -285,8 +285,15 @@ def test_an_adapter_is_trained_and_predicts_from_its_folder(model_folder, tmp_pa
         (["a"] * 3, None, "all training rows have the label 'a'; a classifier needs at least two classes"),
         (["a", "b", None], None, "the label is missing"),
         (["a", ["b"], "a"], None, "a label is a list if rows have several classes"),
+        (
+            [1.5, 1.5, 1.5 + 1e-12],
+            None,
+            "from 1.5 to 1.500000000001, cannot be told apart in float32.*; subtract a constant",
+        ),
+        ([1732700000000.5 + i for i in range(3)], None, "cannot be told apart in float32"),
+        ([1e39, 2.5, 3e300], None, "cannot be told apart in float32"),
         ([1.5, 1.5, 1.5], None, "all training rows have the label 1.5, so nothing can be learned"),
-        (["a", "a", "b"], (["x"], ["c"]), "label 0: the label 'c' is in no training row; they have a, b"),
+        (["a", "a", "b"], (["x"], ["c"]), "label 0: unknown class 'c'; the classes are a, b"),
     ],
 )
 def test_labels_that_a_fit_cannot_learn_are_refused(model_folder, labels, validation, message):
@@ -294,6 +301,15 @@ def test_labels_that_a_fit_cannot_learn_are_refused(model_folder, labels, valida
         Classifier(model_folder).fit(["x", "y", "z"], labels, validation, **FAST)
     with pytest.raises(ValueError, match="max_seq_length=2 leaves no token beside"):
         Classifier(model_folder, max_seq_length=2)
+
+
+def test_a_fit_removes_spaces_around_labels_and_names_of_classes_and_says_what_is_odd(model_folder, capsys):
+    rows, labels = ["fox", " fox", "dog", "the"] * 2, ["a ", "\u200bb", " A", "b"] * 2
+    for classes in (None, ["b ", "a", "A"]):
+        job = Classifier(model_folder).fit(rows, labels, classes=classes, **FAST)
+        assert job.classes == ["b", "a", "A"] if classes else ["A", "a", "b"]
+        out = capsys.readouterr().out
+        assert "'a' (2) and 'A' (2)" in out and "several labels (1): 'fox' {'a': 2, 'b': 2}" in out and "--" not in out
 
 
 def test_the_squared_error_during_the_training_has_the_unit_of_the_file(model_folder):

@@ -74,6 +74,31 @@ def test_a_class_of_four_rows_keeps_them_all_for_training(tmp_path):
     assert held_out == ["b", "b"]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_spaces_and_invisible_characters_around_labels_are_removed(tmp_path, suffix):
+    labels = ["a b", " a b", "a b ", "\u200ba b", "\ufeffc", "c\xa0", "c\u3000", "c"]
+    file = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        datasets.Dataset.from_list(rows(*labels)).to_parquet(file)
+    elif suffix == ".jsonl":
+        lines(tmp_path, file.name, rows(*labels))
+    else:
+        separator = {".csv": ",", ".tsv": "\t"}[suffix]
+        table = [("text", "label"), *((f"text {i}", label) for i, label in enumerate(labels))]
+        file.write_text("".join(f"{text}{separator}{label}\n" for text, label in table))
+    found = read_labelled_texts(LabelledTextArguments(*[str(file)] * 3), 0, None)
+    assert found.classes == ["a b", "c"] and found.train[1] == found.test[1] == ["a b"] * 4 + ["c"] * 4
+
+
+def test_classes_that_differ_only_by_case_or_spaces_are_named(tmp_path, capsys):
+    read(tmp_path, rows(*["Bug"] * 5, *["bug"] * 6, *["STRASSE", "stra\xdfe", "on time", "on  time", "ontime"] * 7))
+    out = capsys.readouterr().out
+    assert (
+        "'Bug' (5) and 'bug' (6), 'STRASSE' (7) and 'stra\xdfe' (7), 'on time' (7) and 'on  time' (7); write each in"
+        in out
+    )
+
+
 def test_classes_with_few_rows_are_named(tmp_path, capsys):
     read(tmp_path, rows(*"aaaaabbbbbccccd"))
     assert "classes with fewer than 5 training rows, hard to learn: c (4), d (1)" in capsys.readouterr().out
@@ -107,11 +132,15 @@ def test_a_row_without_text_or_label_is_refused_with_its_line(tmp_path, row, mes
 @pytest.mark.parametrize(
     "train, validation, message",
     [
-        (rows("a", "b"), rows("a", "c"), r"dev\.jsonl, line 2: the label 'c' is in no training row; they have a, b"),
+        (rows("a", "b"), rows("a", "c"), r"dev\.jsonl, line 2: unknown class 'c'; the classes are a, b"),
         (rows("a", "a"), rows("a", "a"), "all training rows have the label 'a'"),
         (rows("a"), None, r"train\.jsonl: 1 train rows; give at least 2"),
         (rows("a", "b"), [], r"dev\.jsonl: 0 validation rows; give at least 2"),
-        (rows(*range(1, 31)), None, r"30 classes for 30 labels, such as '1' and '30'; .*--problem_type.* regression"),
+        (
+            rows(*range(1, 31)),
+            None,
+            r"30 classes for 30 labels, such as '1' and '30'; .*3.5, .*problem_type=regression",
+        ),
     ],
 )
 def test_rows_from_which_nothing_can_be_learned_are_refused(tmp_path, train, validation, message):
@@ -156,11 +185,11 @@ def test_a_dataset_of_the_hub_without_labels_or_training_rows_is_refused(monkeyp
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({}, "give --train_file or --dataset_name to train, or --test_file alone"),
+        ({}, "give train_file or dataset_name to train, or test_file alone"),
         ({"train_file": "a", "dataset_name": "b"}, "exactly one of"),
-        ({"validation_file": "a", "dataset_name": "b"}, "belongs to --train_file"),
-        ({"test_file": "a", "validation_file": "b"}, "belongs to --train_file"),
-        ({"train_file": "a", "predictions_file": "b.csv"}, "belongs to --test_file"),
+        ({"validation_file": "a", "dataset_name": "b"}, "belongs to train_file"),
+        ({"test_file": "a", "validation_file": "b"}, "belongs to train_file"),
+        ({"train_file": "a", "predictions_file": "b.csv"}, "belongs to test_file"),
         ({"test_file": "a", "predictions_file": "b.xlsx"}, "none of the suffixes .csv, .jsonl, .parquet"),
         ({"train_file": "a", "max_train_rows": 1}, "max_train_rows=1; give 2 or more"),
     ],
@@ -180,7 +209,7 @@ def test_all_faulty_rows_are_in_one_message_of_one_line(tmp_path):
         read_labelled_texts(LabelledTextArguments(train_file=file), 0, None)
     message = str(caught.value)
     assert message.count("train.jsonl, line") == 10 and "\n" not in message
-    assert message.endswith("; ...; correct or remove them, or leave them out by --skip_bad_rows")
+    assert message.endswith("; ...; correct or remove them, or leave them out by skip_bad_rows")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
@@ -209,5 +238,5 @@ def test_rows_left_out_are_counted_with_the_lines_that_an_unclosed_quotation_mar
 def test_a_column_that_no_row_has_is_named_with_the_option_that_names_it(tmp_path, rows):
     for option, columns in (("label_column", "'intents'"), ("text_columns", "'body'")):
         names = {"label_column": "intents"} if option == "label_column" else {"text_columns": ["text", "body"]}
-        with pytest.raises(ValueError, match=rf"line 1: no column {columns} among .*; name it by --{option}"):
+        with pytest.raises(ValueError, match=rf"line 1: no column {columns} among .*; name it by {option}"):
             read(tmp_path, rows, **names)

@@ -40,6 +40,45 @@ def test_whole_numbers_and_names_are_classes_unless_a_regression_is_asked_for(tm
         assert read(file, problem_type=REGRESSION).train[1] == [float(label) for label in labels]
 
 
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        ([1, 2, 3, 4, 5], "labels: numbers from 1 to 5, taken as 5 classes; problem_type=regression predicts numbers"),
+        (
+            ["3.8 €", "1,50 €", "0 €"],
+            "'3.8 €' (4), '1,50 €' (4), '0 €' (4); to predict numbers, write them as 3.5, without",
+        ),
+        (
+            ["$ 1 000", "-2 EUR", "4/5", "10 %", "n/a"],
+            "as classes: '$ 1 000' (4), '-2 EUR' (4), '4/5' (4), '10 %' (4); to",
+        ),
+        (["1 star", "2 stars", "3 stars"], "'1 star' (4), '2 stars' (4), '3 stars' (4); to predict"),
+        ([0, 1], None),
+        (["label 1", "label 2", "label 3"], None),
+        (["01", "02", "03"], None),
+        (["1 star", "good", "bad", "worse"], None),
+    ],
+)
+def test_classes_that_look_like_numbers_are_named_with_the_option_that_predicts_numbers(tmp_path, capsys, labels, line):
+    assert read(jsonl_file(tmp_path, labels * 4)).problem_type == SINGLE
+    out = capsys.readouterr().out
+    assert line in out if line else "regression" not in out
+
+
+def test_texts_with_several_labels_are_named_with_the_number_of_each(tmp_path, capsys):
+    def out_of(texts, labels, **options):
+        file = tmp_path / "a.jsonl"
+        file.write_text("".join(json.dumps({"text": t, "label": y}) + "\n" for t, y in zip(texts, labels)))
+        read(str(file), **options)
+        return capsys.readouterr().out
+
+    texts = ["one two", " one\n two", "three", "four"]
+    assert "several labels (1): 'one two' {'a': 5, 'b': 5}; give each text one label" in out_of(texts * 5, "abab" * 5)
+    assert "(1): 'one two' {'a, b': 5, 'b': 5}" in out_of(texts * 5, [["b", "a"], ["b"], ["a"], ["b"]] * 5)
+    for labels in ("aabb", [["a", "b"], ["b", "a"], ["a"], ["b"]], [1.5, 2.5, 3.5, 4.5]):
+        assert "several" not in out_of(texts * 5, [*labels] * 5)
+
+
 def test_several_classes_are_the_same_as_lists_as_columns_and_with_a_separator(tmp_path):
     names, rows = ["news", "rare", "sport"], [["news"], [], ["sport", "news"], ["rare"]] * 6
     columns = [",".join(str(int(name in row)) for name in names) for row in rows]
@@ -70,8 +109,15 @@ def test_a_pair_of_columns_is_a_pair_of_texts(tmp_path):
         (["0.5", "n/a"], {"problem_type": REGRESSION}, "'n/a' is not a number"),
         (["0.5", "nan"], {"problem_type": REGRESSION}, "'nan' is not finite"),
         (["0,5", "1", "2,5"], {}, "numbers with a decimal comma, such as '0,5'; write points"),
-        ([[1, 0], [0, 1, 0]], {}, r"line 2: the label \[0, 1, 0\] has a class twice; .* --label_columns"),
-        ([[1, 0], [0, 1]], {}, "the lists of classes have 0 and 1 only; list the names .* --label_columns"),
+        ([[1, 0], [0, 1, 0]], {}, r"line 2: the label \[0, 1, 0\] has a class twice; .* label_columns"),
+        ([[1, 0], [0, 1]], {}, "the lists of classes have 0 and 1 only; list the names .* label_columns"),
+        ([["x", " x"], ["y"]], {}, r"line 1: the label \['x', ' x'\] has a class twice"),
+        (["x; x", "y"], {"label_separator": ";"}, r"line 1: the label \['x', ' x'\] has a class twice"),
+        (
+            [f"{i}.8 €" for i in range(9)],
+            {},
+            "9 classes for 9 labels, .*write them as 3.5, without a unit, and choose problem_type",
+        ),
         ([["x"], "x"], {}, r"line 2: the label 'x' is no list"),
         ([1, 0, 1.0, 0, 1, 1], {}, "the classes '1' and '1.0' are one number; write it in one way"),
         (["True", "1", "0", "0"] * 2, {}, "the classes '1' and 'True' are one number"),
@@ -92,7 +138,7 @@ def test_a_missing_label_of_pandas_is_missing(tmp_path):
 
 def test_a_column_of_numbers_is_no_text(tmp_path):
     file = csv_file(tmp_path, [f"{label},7" for label in "abab"], header="text,label,id")
-    with pytest.raises(ValueError, match=r"line 2: the texts are numbers only, such as '7'; .* by --text_columns"):
+    with pytest.raises(ValueError, match=r"line 2: the texts are numbers only, such as '7'; .* by text_columns"):
         read(file, text_columns=["id"])
 
 
@@ -184,7 +230,7 @@ def test_one_filled_text_of_a_pair_is_enough_and_a_test_row_without_a_text_keeps
     ("options", "message"),
     [
         ({"text_columns": ["a", "b", "c"]}, "are 3 columns; name one or two"),
-        ({"label_columns": ["a"], "label_separator": ";"}, "give one of --label_columns and --label_separator"),
+        ({"label_columns": ["a"], "label_separator": ";"}, "give one of label_columns and label_separator"),
         ({"label_columns": ["text"]}, "a column of texts cannot be that of the labels"),
     ],
 )

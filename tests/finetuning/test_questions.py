@@ -175,5 +175,5 @@ def test_held_out_texts_have_no_question_in_training(tmp_path):
     assert len(found.train[0]) + len(found.validation[0]) == 60
     assert set(read_questions(arguments, seed=1).validation[1]) != held_out
     (tmp_path / "train.jsonl").write_text(lines(rows[:3]))
-    with pytest.raises(ValueError, match="all questions have the same context; give --validation_file"):
+    with pytest.raises(ValueError, match="all questions have the same context; give validation_file"):
         read_questions(arguments, seed=0)

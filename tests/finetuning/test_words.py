@@ -37,7 +37,7 @@ def pairs(found):
 
 
 def test_tags_belong_to_words(tmp_path):
-    found = read(lines(tmp_path, "train.jsonl", [ADA, {"words": ["Hi"], "tags": ["O"]}]))
+    found = read(lines(tmp_path, "train.jsonl", [ADA, {"words": ["Hi"], "tags": [" O\u200b"]}]))
     assert found.classes == ["O", "PERSON"]
     assert pairs(found) == [[("Ada", "PERSON"), ("codes", "O")], [("Hi", "O")]]
 
@@ -66,7 +66,7 @@ def test_numbers_choose_the_columns_of_conll(tmp_path):
     assert pairs(found)[0] == [("Ada", "PROPN"), ("codes", "VERB")]
     with pytest.raises(ValueError, match="column 7 of 4; choose an existing one"):
         read(tmp_path / "a.conll", tag_column="7")
-    with pytest.raises(ValueError, match="--word_column and --tag_column of a CoNLL file are numbers"):
+    with pytest.raises(ValueError, match="word_column and tag_column of a CoNLL file are numbers"):
         read(tmp_path / "a.conll", tag_column="tags")
 
 
@@ -130,7 +130,7 @@ def test_tokens_and_ner_tags_are_recognised_and_other_names_need_the_option(tmp_
     rows = [{"id": 0, "tokens": ["Ada", "codes"], "ner_tags": [1, 0]}] * 2
     assert pairs(read(lines(tmp_path, "a.jsonl", rows)))[0] == [("Ada", "1"), ("codes", "0")]
     other = lines(tmp_path, "b.jsonl", [{"mots": ["Ada", "b"], "tags": ["P", "O"]}] * 2)
-    with pytest.raises(ValueError, match="no column 'words' or 'tokens' among mots, tags; name it by --word_column"):
+    with pytest.raises(ValueError, match="no column 'words' or 'tokens' among mots, tags; name it by word_column"):
         read(other)
     assert pairs(read(other, word_column="mots"))[0][0] == ("Ada", "P")
 
@@ -155,7 +155,7 @@ def test_a_row_with_a_fault_is_refused_with_its_line(tmp_path, row, message):
 
 def test_numbers_are_not_taken_for_tags(tmp_path):
     train = [{"words": ["a", "b"], "tags": [f"{i}.5", f"{i}.25"]} for i in range(9)]
-    with pytest.raises(ValueError, match=r"18 classes for 18 labels, .* give tags .--tag_column"):
+    with pytest.raises(ValueError, match=r"18 classes for 18 labels, .* give tags .tag_column"):
         read(lines(tmp_path, "tags.jsonl", train))
 
 

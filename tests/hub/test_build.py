@@ -88,7 +88,7 @@ def test_a_folder_is_replaced_if_this_is_asked_for_and_not_if_the_arguments_are_
     (trained / "1_Pooling").mkdir()
     (trained / "1_Pooling/config.json").write_text("{}")
     (trained / "modules.json").write_text('[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]')
-    assert_refused("trained exists and holds .*, or give --overwrite", saved, trained)
+    assert_refused("trained exists and holds .*, or give overwrite", saved, trained)
     model.decoder.bias.data += 1
     model.save_pretrained(saved)
     run_main(script, "--model", saved, "--out", trained, "--overwrite")
@@ -117,7 +117,7 @@ def test_a_file_that_appears_while_the_model_is_built_is_not_lost(saved, tmp_pat
 def test_a_folder_without_a_model_is_not_replaced(saved, tmp_path, content):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/settings.json").write_text("years of work")
-    assert_refused("--overwrite replaces only the folder of a model", saved, tmp_path / "mine", overwrite=True)
+    assert_refused("overwrite replaces only the folder of a model", saved, tmp_path / "mine", overwrite=True)
 
 
 def test_a_build_that_fails_leaves_what_was_there(saved, tmp_path, monkeypatch):

@@ -121,9 +121,7 @@ def test_a_checkpoint_without_the_schedule_resumes_only_inexactly(corpus, finish
     shutil.rmtree(folder / "checkpoint-8")
     (folder / "checkpoint-4/scheduler.pt").unlink()
     for checkpoint in ("last", folder / "checkpoint-4"):
-        with pytest.raises(
-            (ValueError, OSError), match=r"lacks scheduler.pt; give --resume_inexactly|holds no complete"
-        ):
+        with pytest.raises((ValueError, OSError), match=r"lacks scheduler.pt; give resume_inexactly|holds no complete"):
             resume(corpus, folder, resume_from_checkpoint=checkpoint)
     inexact = resume(corpus, folder, resume_inexactly=True)
     assert len(inexact) == len(whole) and inexact != whole

@@ -73,10 +73,20 @@ def test_an_invalid_value_ends_with_status_2_and_one_line_that_says_why(argv, wo
     assert line.startswith(f"tool: error: {words}") and line.endswith("--help lists the arguments")
 
 
-def test_a_mistyped_argument_that_is_required_gets_a_suggestion(capsys):
+@pytest.mark.parametrize(
+    ("cls", "argument", "hint"),
+    [
+        (Required, "--neede_d", "did you mean --needed?"),  # also if it is required
+        (Training, "--lerning_rat", "did you mean --learning_rate?"),
+        (Training, "--outdir", "did you mean --output_dir?"),
+        (Training, "--device", "--help lists"),
+        (Training, "--dropout", "--help lists"),
+    ],
+)
+def test_a_mistyped_argument_gets_the_argument_that_is_meant_and_another_word_none(cls, argument, hint, capsys):
     with pytest.raises(SystemExit, match="2"):
-        CommandParser(Required, prog="tool").parse_args_into_dataclasses(["--neede_d", "a"])
-    assert "error: unknown argument --neede_d; did you mean --needed?" in capsys.readouterr().err
+        CommandParser(cls, prog="tool").parse_args_into_dataclasses([argument, "a"])
+    assert f"error: unknown argument {argument}; {hint}" in capsys.readouterr().err
 
 
 def test_values_and_defaults_are_accepted():

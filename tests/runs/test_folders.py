@@ -98,9 +98,9 @@ def test_checkpoints_of_a_plain_trainer_are_not_overwritten(folder, tmp_path):
     other = write_checkpoint(tmp_path / "other", 4)
     shutil.copy(folder / "run.json", tmp_path / "other")
     for source in (None, str(other)):
-        with pytest.raises(FileExistsError, match=r"holds checkpoint-8 and no resume .* or another --output_dir"):
+        with pytest.raises(FileExistsError, match=r"holds checkpoint-8 and no resume .* or another output_dir"):
             begin_or_resume(folder, RUN, source)
-    with pytest.raises(FileNotFoundError, match=r"holds no complete checkpoint.*; give another --output_dir$"):
+    with pytest.raises(FileNotFoundError, match=r"holds no complete checkpoint.*; give another output_dir$"):
         begin_or_resume(folder, RUN, "last")
     newest = folder / "checkpoint-8"
     assert begin_or_resume(folder, RUN, str(newest), exactly=False) == newest
@@ -113,7 +113,7 @@ def test_a_folder_with_interrupted_checkpoints_only_accepts_a_new_run(folder):
         (folder / f"checkpoint-{step}" / MANIFEST).rename(folder / f"checkpoint-{step}" / UNFINISHED)
     (folder / "checkpoint-4/trainer_state.json").unlink()
     assert begin_or_resume(folder, RUN, None) is None
-    with pytest.raises(FileNotFoundError, match=r"start without --resume_from_checkpoint$"):
+    with pytest.raises(FileNotFoundError, match=r"start without resume_from_checkpoint$"):
         begin_or_resume(folder, RUN, "last")
 
 
@@ -148,7 +148,7 @@ def test_a_checkpoint_of_a_run_with_other_values_is_refused_and_the_values_are_n
 @pytest.mark.parametrize("how", ["missing", "cut", "a list"])
 def test_the_error_for_a_damaged_run_json_says_what_it_is_for(folder, how, monkeypatch):
     DAMAGE[how](folder / "run.json")
-    with pytest.raises(ValueError, match=r"run.json .* it identifies the run; give --resume_inexactly"):
+    with pytest.raises(ValueError, match=r"run.json .* it identifies the run; give resume_inexactly"):
         begin_or_resume(folder, RUN, "last")
     assert begin_or_resume(folder, RUN, "last", exactly=False).name == "checkpoint-8"
     assert begin_or_resume(folder, RUN, "last").name == "checkpoint-8"  # the file was written again
@@ -158,7 +158,7 @@ def test_without_a_complete_checkpoint_a_warning_names_the_fault_of_each(folder,
     logging.getLogger("neobert_hf").propagate = True
     cut(folder / "checkpoint-8/optimizer.pt")
     (folder / "checkpoint-4/scheduler.pt").unlink()
-    with pytest.raises(FileNotFoundError, match="holds no complete checkpoint; give another --output_dir"):
+    with pytest.raises(FileNotFoundError, match="holds no complete checkpoint; give another output_dir"):
         begin_or_resume(folder, RUN, "last")
     assert "checkpoint-8/optimizer.pt is damaged" in caplog.text and "checkpoint-4 lacks scheduler.pt" in caplog.text
     assert begin_or_resume(folder, RUN, "last", exactly=False).name == "checkpoint-4"
@@ -177,7 +177,7 @@ def test_a_checkpoint_without_exact_resume_is_skipped_unless_resume_is_inexact(f
     if manifest is None:
         (checkpoint / MANIFEST).unlink()
     assert begin_or_resume(folder, RUN, "last").name == "checkpoint-8"
-    with pytest.raises(ValueError, match=f"{words}.*; give --resume_inexactly to resume from it"):
+    with pytest.raises(ValueError, match=f"{words}.*; give resume_inexactly to resume from it"):
         begin_or_resume(folder, RUN, str(checkpoint))
     assert begin_or_resume(folder, RUN, "last", exactly=False) == checkpoint
     with pytest.raises(ValueError, match="belongs to another run"):

@@ -73,7 +73,7 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
             if not len(sampler):
                 raise ValueError(
                     f"a dataset of {len(part)} rows has fewer rows than the batch size {sampler.batch_size}; remove the "
-                    "dataset, or give a smaller --per_device_train_batch_size"
+                    "dataset, or give a smaller per_device_train_batch_size"
                 )
         self.num_batches, self.exponent, self.weights, self.group = num_batches, exponent, weights, group
 
@@ -98,7 +98,7 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
             if batch is None:
                 raise ValueError(
                     f"a dataset of {len(sampler.dataset)} rows has no batch of {sampler.batch_size} rows without duplicate "
-                    "texts; remove the dataset, or give a smaller --per_device_train_batch_size"
+                    "texts; remove the dataset, or give a smaller per_device_train_batch_size"
                 )
 
     def __len__(self) -> int:
@@ -139,7 +139,7 @@ class ContrastiveArguments(PairArguments):
             raise ValueError(f"the template {self.instruction_template!r} does not contain {{instruction}}; add it")
         if self.training_sets:
             if self.train_files or self.instructions:
-                raise ValueError("give --training_sets, or --train_files and --instructions, not both")
+                raise ValueError("give training_sets, or train_files and instructions, not both")
             file, *names = self.training_sets
             listed = read_yaml(file)
             if unknown := [name for name in names or listed if "file" not in (listed.get(name) or ())]:
@@ -254,7 +254,7 @@ def set_sampling(
     """
     if training.max_steps < 1:
         raise ValueError(
-            f"max_steps={training.max_steps}, but a run over sampled datasets has no epochs; give --max_steps of at least 1"
+            f"max_steps={training.max_steps}, but a run over sampled datasets has no epochs; give max_steps of at least 1"
         )
     world = training.world_size
     training.multi_dataset_batch_sampler = partial(

@@ -63,7 +63,7 @@ def open_sets(arguments: PairArguments, seed: int) -> tuple[DatasetDict, Dataset
         ValueError: No file is named, two files have the same name, or a file is invalid.
     """
     if not arguments.train_files:
-        raise ValueError("there are no data; give --train_files")
+        raise ValueError("there are no data; give train_files")
     sets = read_sets_of_pairs(arguments.train_files)
     if arguments.validation_files:
         return sets, read_sets_of_pairs(arguments.validation_files)

@@ -78,13 +78,13 @@ def config_of(graph: Graph) -> EuroBertConfig:
     """The config of the twin, or the refusal of a head that transformers has not for EuroBERT."""
     if graph.task == CLASSIFICATION:
         raise ValueError(
-            "the head of EuroBERT for classes has GELU where this one has tanh or none; export with --to onnx, or the encoder "
-            "alone: --task feature-extraction"
+            "the head of EuroBERT for classes has GELU where this one has tanh or none; export to ONNX, or the encoder "
+            "alone: task=feature-extraction"
         )
     if graph.task not in CLASSES:
         raise ValueError(
-            f"transformers has no EuroBERT for {graph.task}; export with --to onnx, or the encoder alone: "
-            "--task feature-extraction"
+            f"transformers has no EuroBERT for {graph.task}; export to ONNX, or the encoder alone: "
+            "task=feature-extraction"
         )
     config, tokenizer = graph.model.config, graph.tokenizer
     mask_id = getattr(tokenizer, "mask_token_id", None)

@@ -111,13 +111,13 @@ def _pooling(graph: Graph) -> str:
         return "MEAN"
     if not isinstance(graph, EmbeddingGraph):
         raise ValueError(
-            f"llama.cpp has no head for {graph.task}; export to ONNX, or the encoder alone: --task feature-extraction"
+            f"llama.cpp has no head for {graph.task}; export to ONNX, or the encoder alone: task=feature-extraction"
         )
     kinds, mode = ", ".join(graph.kinds), str(graph.pooling.pooling_mode)
     if kinds not in ("Pooling", "Pooling, Normalize") or mode not in POOLINGS:
         raise ValueError(
             f"llama.cpp pools by {', '.join(POOLINGS)} and has no other module; this model pools by {mode} and has {kinds}, so "
-            "its results would differ; export to ONNX, or the encoder alone: --task feature-extraction"
+            "its results would differ; export to ONNX, or the encoder alone: task=feature-extraction"
         )
     return POOLINGS[mode]
 

@@ -173,7 +173,7 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
         chain = _load_chain(folder, kind)
         if task == CLASSIFICATION and not has_head(chain):
             raise ValueError(
-                f"{folder} holds an embedding model without classes; leave out --task, or export a classifier"
+                f"{folder} holds an embedding model without classes; leave out task, or export a classifier"
             )
         graph = EmbeddingGraph(chain, task or (CLASSIFICATION if has_head(chain) else EMBEDDING))
     else:
@@ -195,7 +195,7 @@ def _saved_task(folder: Path, config: dict) -> str:
             return task
     raise ValueError(
         f"{folder} has no config.json of a NeoBERT that can be exported, it names {names[0]}; give the folder of a saved model, "
-        f"or one of these as --task: {', '.join(TASKS)}"
+        f"or one of these as task: {', '.join(TASKS)}"
     )
 
 

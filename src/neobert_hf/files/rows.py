@@ -13,6 +13,7 @@ import itertools
 import json
 import lzma
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ import pyarrow
 import pyarrow.parquet
 from transformers.utils import logging
 
-from .texts import printable
+from .texts import LONE_SURROGATES, printable
 
 logger = logging.get_logger(__name__)
 
@@ -33,7 +34,10 @@ LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a 
 # Of CSV, the rarest inside texts first; spreadsheets write semicolons where the comma separates decimals.
 SEPARATORS = ("\t", ";", ",")
 
+# White space and what nobody sees: NUL, characters without a width, marks of direction, byte order marks of joined files.
+EDGES = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "\0\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
 SWALLOWED = 3  # lines inside a field that look like rows, from which a quotation mark is taken for unclosed
+SWALLOWING = "rows with a field whose lines all look like rows: {}; if they are rows, close the quotation mark there"
 
 
 class Fault(NamedTuple):
@@ -74,11 +78,13 @@ def read_rows(
         faults: List to which a row that cannot be read is added instead of raising an error.
 
     Returns:
-        Places and rows: dicts; of JSON, whatever the line or the item of the list holds. A warning names rows of CSV with a field
-        whose lines all look like rows, as an unclosed quotation mark leaves them.
+        Places and rows: dicts; of JSON, whatever the line or the item of the list holds. Rows of CSV and TSV that repeat the
+        names of the columns are left out, and so are NUL characters. Warnings name the lines of both, and those of rows with a
+        field whose lines all look like rows, as an unclosed quotation mark leaves them.
 
     Raises:
-        ValueError: The file is not in the format of its suffix, the suffix is unknown, or two columns have one name.
+        ValueError: The file is not in the format of its suffix, the suffix is unknown, two columns have one name, or the line of
+            their names has a NUL character.
         OSError: The file cannot be read.
     """
     file, suffix = Path(file), _suffix(file)
@@ -154,6 +160,11 @@ def checked_text(text: Any, place: str, is_strict: bool = False) -> str:
     return storable
 
 
+def trimmed(text: str) -> str:
+    """Return the text without white space and invisible characters at its ends."""
+    return text.strip(EDGES)
+
+
 def _storable(text: str) -> str:
     """The text with question marks in place of lone surrogates, such as the escapes of bytes that are not UTF-8."""
     return text.encode(errors="replace").decode()
@@ -189,7 +200,9 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
         encoding = "utf-16" if is_utf16 else "utf-8-sig"
         for number, line in enumerate(io.TextIOWrapper(stream, encoding, "surrogateescape", newline=""), 1):
             if _storable(line) != line:
-                raise ValueError(f"{file}, line {number} is not UTF-8; convert it, for example with iconv")
+                byte = ord(LONE_SURROGATES.search(line)[0]) - 0xDC00  # as surrogateescape writes it
+                remedy = "save it as UTF-8, for example: iconv -f CP1252 -t UTF-8 FILE > NEW_FILE"
+                raise ValueError(f"{file}, line {number} is not UTF-8 (byte 0x{byte:X}); {remedy}")
             yield number, line
 
 
@@ -241,9 +254,17 @@ def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
         return
     separator = "\t" if _suffix(file) == ".tsv" else _separator(first, names)
     quoting, remedy = (csv.QUOTE_NONE, "replace") if separator == "\t" else (csv.QUOTE_MINIMAL, "quote")
-    texts = itertools.chain([first], (line for _, line in lines))
-    rows = csv.reader(texts, delimiter=separator, quoting=quoting, strict=True)
-    has_header, swallowed = names is None, []
+    has_header, odd = names is None, defaultdict(list)
+    if has_header and "\0" in first:
+        raise ValueError(f"{file}, line {start} has NUL characters, as UTF-16 without its mark; save it as UTF-8")
+
+    def texts() -> Iterator[str]:
+        for number, line in itertools.chain([(start, first)], lines):
+            if "\0" in line:  # `csv` of Python 3.10 refuses it
+                odd["NUL characters are left out: {}"].append(f"line {number}")
+            yield line.replace("\0", "")
+
+    rows = csv.reader(texts(), delimiter=separator, quoting=quoting, strict=True)
     while True:
         num_before = rows.line_num
         place = f"{file}, line {start + num_before}"
@@ -263,9 +284,11 @@ def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
         elif row and names is None:
             names = row
             _check_names(file, names)
+        elif _is_repeated(row, names):
+            odd["rows that repeat the names of the columns are left out: {}"].append(f"line {start + num_before}")
         elif row and (len(row) == len(names) or (len(row) > len(names) and not has_header)):
             if num_lines > SWALLOWED and any(_is_swallowing(field, separator, len(row)) for field in row):
-                swallowed.append(f"line {start + num_before} ({num_lines} lines)")
+                odd[SWALLOWING].append(f"line {start + num_before} ({num_lines} lines)")
             yield place, dict(zip(names, row))
         elif row:
             named = f"the first line names {len(names)}" if has_header else f"{len(names)} names are given"
@@ -273,10 +296,15 @@ def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
             hint = f"{remedy} each {separator!r} inside a text{closing}, and correct a truncated line"
             columns = f"{len(row)} columns{taken}, but {named} ({', '.join(names[:10])})"
             yield place, Fault(place, f"{columns}; {hint}", num_lines)
-    if swallowed:
-        shown = ", ".join(swallowed[:SHOWN]) + (", ..." if swallowed[SHOWN:] else "")
-        line = f"{file}: rows with a field whose lines all look like rows: {shown}"
-        logger.warning(printable(f"{line}; if they are rows, close the quotation mark that opens there"))
+    for remark, places in odd.items():
+        shown = ", ".join(places[:SHOWN]) + (f", ... ({len(places):,})" if places[SHOWN:] else "")
+        logger.warning(printable(f"{file}: {remark.format(shown)}"))
+
+
+def _is_repeated(row: list[str], names: Sequence[str]) -> bool:
+    """Whether a row repeats the names of the columns; a byte order mark of joined files hides quotation marks from `csv`."""
+    is_alike = len(row) >= len(names) and names[0] in row[0]  # fast, since it is asked for each row
+    return is_alike and all(trimmed(cell).strip('"') == trimmed(name) for cell, name in zip(row, names))
 
 
 def _is_swallowing(field: str, separator: str, num_columns: int) -> bool:

@@ -176,17 +176,24 @@ class Classifier(Job):
             raise ValueError(f"{self.source} has no classifier_pooling in its config; omit classifier_pooling")
         self.problem_type = problem_type
         texts, labels = self._columns(texts, labels)
-        self.problem_type = kind = kind_of(labels) if problem_type == "auto" else problem_type
-        labels = [clean_label(label, kind) for label in labels]
         self._names = given_names(classes)
-        if not self._names:
-            self._names = ["label"] if kind == REGRESSION else text_classes(_flat(labels), is_multi=kind == MULTI)
+        self.problem_type = kind = kind_of(labels) if problem_type == "auto" else problem_type
+        labels = [clean_label(label, kind) for label in labels] if problem_type == "auto" else labels
         if kind == REGRESSION:
+            self._names = self._names or ["label"]
+        elif problem_type == "auto" or not self._names:  # a reader that knows both has said what is odd
+            self._names = text_classes(texts, labels, self._names)
+        if kind != MULTI and len(set(labels)) < 2:
+            hint = "give others, or validation rows (validation_file), so that none of them is held out"
+            raise ValueError(f"all training rows have the label {labels[0]!r}, so nothing can be learned; {hint}")
+        if kind == REGRESSION:
+            with np.errstate(over="ignore", invalid="ignore"):
+                is_learnable = np.std(labels) > np.spacing(np.float32(np.abs(labels).max()))
+            if not is_learnable:  # also if one is too large for float32
+                ends = f"the labels, from {min(labels)!r} to {max(labels)!r}, cannot be told apart in float32"
+                raise ValueError(f"{ends}, in which a model predicts; subtract a constant, or choose another unit")
             numbers = self.encode(labels)
             self._mean, self._deviation = float(np.mean(numbers)), float(np.std(numbers))
-        if kind != MULTI and len(set(labels)) < 2:
-            hint = "give others, or validation rows (--validation_file), so that none of them is held out"
-            raise ValueError(f"all training rows have the label {labels[0]!r}, so nothing can be learned; {hint}")
         config = AutoConfig.from_pretrained(self.source)
         is_new = not self._is_trained(config) or config.num_labels != len(self._names)
         is_few = len(texts) < min(FEW_TEXTS, FEW_OF_CLASS * len(self._names)) and kind != REGRESSION
@@ -204,10 +211,11 @@ class Classifier(Job):
         labels = [clean_label(label, self.problem_type) for label in labels]
         if self.problem_type == REGRESSION:
             return np.array(labels, np.float32).tolist()  # as the model computes
-        check_known(((f"label {i}", _flat([label])) for i, label in enumerate(labels)), self._names)
+        numbers = {name: number for number, name in enumerate(self._names)}
+        for i, label in enumerate(labels):
+            check_known(label if isinstance(label, list) else [label], numbers, f"label {i}: ")
         if self.problem_type == MULTI:
             return [[float(name in of_row) for name in self._names] for of_row in labels]
-        numbers = {name: number for number, name in enumerate(self._names)}
         return [numbers[label] for label in labels]
 
     def _rows(self, texts: Sequence, labels: Sequence | None = None, is_training: bool = False) -> Dataset:
@@ -345,11 +353,6 @@ def are_truncated(tokens: BatchEncoding, limit: int) -> list[bool]:
     if tokens.encodings:
         return [bool(one.overflowing) for one in tokens.encodings]
     return [len(ids) >= limit for ids in tokens["input_ids"]]  # a slow tokenizer does not say it
-
-
-def _flat(labels: Sequence) -> list[str]:
-    """All classes of labels, of which each is a class or a list of classes."""
-    return [one for label in labels for one in (label if isinstance(label, list) else [label])]
 
 
 def draw_matrix(matrix: np.ndarray, names: list[str], file: Path) -> None:

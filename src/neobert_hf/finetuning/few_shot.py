@@ -85,16 +85,14 @@ class FewShotClassifier(Classifier):
 
     def _read_labels(self) -> None:
         if not has_head(self._encoder):
-            raise ValueError(
-                f"{self.source} has no classes; give the folder of a trained model, or train it by fit (--train_file)"
-            )
+            raise ValueError(f"{self.source} has no classes; give the folder of a trained model, or rows to train on")
         names = self._encoder[0].config.id2label
         self.problem_type, self._names = SINGLE, [names[i] for i in range(len(names))]
 
     def _row(self, text: Any, *label) -> tuple:
         text, *label = super()._row(text, *label)
         if isinstance(text, tuple):
-            raise ValueError("a pair of texts has no vector of its own; give one text (--text_columns)")
+            raise ValueError("a pair of texts has no vector of its own; give one text (text_columns)")
         longest = max(self.max_seq_length, self._encoder.max_seq_length or 0)
         return (beginning(text, self.tokenizer, longest), *label)
 
@@ -126,7 +124,7 @@ class FewShotClassifier(Classifier):
         self.problem_type = SINGLE
         texts, labels = self._columns(texts, labels)
         validation = validation and self._columns(*validation)
-        self._names = given_names(classes) or text_classes(labels)
+        self._names = given_names(classes) or text_classes(texts, labels)
         if missing := [name for name in self._names if name not in labels]:
             raise ValueError(f"the class {missing[0]!r} has no example; give one, or leave out the class")
         numbers = self.encode(labels)

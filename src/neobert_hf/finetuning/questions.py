@@ -41,7 +41,7 @@ def read_questions(arguments: LabelledDataArguments, seed: int) -> LabelledRows:
         contexts = list(dict.fromkeys(row.inputs[1] for row in rows))
         if len(contexts) < 2:
             source = arguments.train_file or arguments.dataset_name
-            raise ValueError(f"{source}: all questions have the same context; give --validation_file")
+            raise ValueError(f"{source}: all questions have the same context; give validation_file")
         # a model has seen the text of a question whose neighbours it was trained on
         chosen = np.random.default_rng(seed).permutation(len(contexts))[: max(1, len(contexts) // 10)]
         held_out = {contexts[i] for i in chosen}

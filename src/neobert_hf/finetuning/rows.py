@@ -5,17 +5,18 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from datasets import ClassLabel, load_dataset
 from transformers.hf_argparser import HfArg
 
-from ..files.rows import SHOWN, Fault, Faults, checked_text, read_rows
+from ..files.rows import SHOWN, Fault, Faults, checked_text, read_rows, trimmed
 from ..files.texts import printable
 from ..files.writing import check_target
 from .predictions import PREDICTION, PREDICTION_COLUMNS, PREDICTION_FORMATS
@@ -41,13 +42,13 @@ class LabelledDataArguments:
 
     def __post_init__(self):
         if not self.has_training and not self.test_file:
-            raise ValueError("give --train_file or --dataset_name to train, or --test_file alone to predict")
+            raise ValueError("give train_file or dataset_name to train, or test_file alone to predict")
         if self.train_file and self.dataset_name:
-            raise ValueError("give exactly one of --train_file and --dataset_name")
+            raise ValueError("give exactly one of train_file and dataset_name")
         if self.validation_file and not self.train_file:
-            raise ValueError("--validation_file belongs to --train_file; a dataset has its own validation rows")
+            raise ValueError("validation_file belongs to train_file; a dataset has its own validation rows")
         if self.predictions_file and not self.test_file:
-            raise ValueError("--predictions_file belongs to --test_file; give the rows to predict")
+            raise ValueError("predictions_file belongs to test_file; give the rows to predict")
         if self.predictions_file and Path(self.predictions_file).suffix not in PREDICTION_FORMATS:
             formats = ", ".join(PREDICTION_FORMATS)
             raise ValueError(f"predictions_file={self.predictions_file} has none of the suffixes {formats}; choose one")
@@ -269,7 +270,7 @@ def _judge(faults: Faults, num_good: int, skip: bool) -> None:
     count += f" ({num_lines} lines)" if num_lines > len(faults) else ""
     if not skip:
         verb = "has a fault" if len(faults) == 1 else "have faults"
-        raise ValueError(f"{count} {verb}: {shown}; correct or remove them, or leave them out by --skip_bad_rows")
+        raise ValueError(f"{count} {verb}: {shown}; correct or remove them, or leave them out by skip_bad_rows")
     print(printable(f"left out {count}: {shown}"), flush=True)
 
 
@@ -284,7 +285,7 @@ def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict,
     label_column = next((name for name in label_columns if name in features), label_columns[0])
     feature = features.get(label_column)
     feature = getattr(feature, "feature", feature)  # of a list
-    names = feature.names if isinstance(feature, ClassLabel) else None
+    names = list(map(trimmed, feature.names)) if isinstance(feature, ClassLabel) else None
 
     def named(label: Any) -> Any:
         if isinstance(label, list):
@@ -348,12 +349,12 @@ def given_names(classes: Iterable[Any] | None) -> list[str]:
 def is_missing(value: Any) -> bool:
     """Return whether a value is None, an empty text, or NaN, which pandas writes to Parquet."""
     return value is None or (
-        not value.strip() if isinstance(value, str) else isinstance(value, float) and value != value
+        not trimmed(value) if isinstance(value, str) else isinstance(value, float) and value != value
     )
 
 
 def label_text(value: Any) -> str:
-    """Return a label as a text.
+    """Return a label as a text without white space and invisible characters at its ends.
 
     Raises:
         Missing: It is missing.
@@ -364,11 +365,13 @@ def label_text(value: Any) -> str:
         raise Missing("the label is missing")
     if not isinstance(value, str | int | float):
         raise ValueError(f"the label {value!r:.80} is a {type(value).__name__}, not a string or a number")
-    return str(value)
+    return trimmed(str(value))
 
 
 def class_names(labels: Sequence[str], names: Sequence[str] | None = None, hint: str = "") -> list[str]:
-    """Return the given names of the classes, or the different labels, numbers before texts; a line names rare classes.
+    """Return the given names of the classes, or the different labels, numbers before texts.
+
+    One line names classes that differ only by case or spaces, and one line rare classes.
 
     Args:
         labels: Labels of all training rows.
@@ -379,7 +382,7 @@ def class_names(labels: Sequence[str], names: Sequence[str] | None = None, hint:
         ValueError: There is one label only, or more than half as many as rows.
     """
     if not labels:
-        raise ValueError("no training row has a class; name the column of the classes (--label_column)")
+        raise ValueError("no training row has a class; name the column of the classes (label_column)")
     counts = dict.fromkeys(names or (), 0) | Counter(labels)
     if not names:
         names = sorted(counts, key=_number_or_text)
@@ -388,10 +391,20 @@ def class_names(labels: Sequence[str], names: Sequence[str] | None = None, hint:
             raise ValueError(f"{shown}; a class needs several rows; {hint}")
         if len(names) < 2:
             raise ValueError(f"all training rows have the label {names[0]!r}; a classifier needs at least two classes")
-    if few := [f"{name} ({counts[name]})" for name in counts if counts[name] < FEW_ROWS]:
-        line = f"warning: classes with fewer than {FEW_ROWS} training rows, hard to learn: {_first_of(few)}"
-        print(printable(line), flush=True)
+    alike = defaultdict(list)
+    for name in counts:
+        alike[" ".join(normalize("NFC", name).casefold().split())].append(f"{name!r} ({counts[name]})")
+    same = [" and ".join(group) for group in alike.values() if len(group) > 1]
+    few = [f"{name} ({counts[name]})" for name in counts if counts[name] < FEW_ROWS]
+    warn("classes that differ only by upper and lower case or spaces", same, "write each in one way in all rows")
+    warn(f"classes with fewer than {FEW_ROWS} training rows, hard to learn", few)
     return list(names)
+
+
+def warn(what: str, examples: Sequence[str], remedy: str = "") -> None:
+    """Print one line about the training rows, with the first of the examples, if there are any."""
+    if examples:
+        print(printable(f"warning: {what}: {_first_of(examples)}{remedy and '; '}{remedy}"), flush=True)
 
 
 def _number_or_text(label: str) -> tuple:
@@ -402,12 +415,10 @@ def _first_of(names: Sequence[str], separator: str = ", ") -> str:
     return separator.join([*names[:SHOWN], *(["..."] if len(names) > SHOWN else [])])
 
 
-def check_known(rows: Iterable[tuple[str, Iterable[str]]], names: Sequence[str]) -> None:
-    """Raise ValueError if a row has a label that is not one of the names; the rows are places and labels."""
-    known = set(names)
-    for place, labels in rows:
-        if unknown := [label for label in labels if label not in known]:
-            raise ValueError(f"{place}: the label {unknown[0]!r} is in no training row; they have {_first_of(names)}")
+def check_known(labels: Iterable[str], names: Mapping[str, Any], place: str = "") -> None:
+    """Raise ValueError, which begins with the place, if a label is not one of the names, the keys of a mapping."""
+    if unknown := [label for label in labels if label not in names]:
+        raise ValueError(f"{place}unknown class {unknown[0]!r:.80}; the classes are {_first_of([*names])}")
 
 
 def settle_labels(splits: dict[str, list[Row]], settle: Callable[[Any], Any]) -> None:
@@ -419,25 +430,7 @@ def settle_labels(splits: dict[str, list[Row]], settle: Callable[[Any], Any]) ->
             except ValueError as error:
                 if split != "test":
                     raise ValueError(f"{row.place}: {error}") from error
-                row.label, row.fault = None, str(error)
-
-
-def keep_known(splits: dict[str, list[Row]], names: Sequence[str], named: Callable[[list], list] = list) -> None:
-    """Raise ValueError as `check_known` does; a test row with another label loses its label instead.
-
-    Args:
-        splits: Rows by split.
-        names: Names of the classes.
-        named: Function from the labels of a row to names; the labels stay as they are.
-    """
-    known = set(names)
-    for split, rows in splits.items():
-        if split != "test":
-            check_known(((row.place, named(row.labels)) for row in rows), names)
-            continue
-        for row in rows:
-            if unknown := [label for label in named(row.labels) if label not in known]:
-                row.label, row.fault = None, f"unknown class {unknown[0]!r:.80}"
+                row.label, row.fault = None, str(error).partition("; ")[0]
 
 
 def hold_out(splits: dict[str, list[Row]], seed: int, keep_rare: bool = True) -> None:

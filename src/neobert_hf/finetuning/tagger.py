@@ -125,8 +125,9 @@ class Tagger(Job):
         first one if there are no tags), in one window only, and `row` is the number of the row.
         """
         tags = tags and to_iob2(tags, self.classes)
-        check_known(((f"row {i}", of_row) for i, of_row in enumerate(tags or ())), self.classes)
         numbers = {name: number for number, name in enumerate(self.classes)}
+        for i, of_row in enumerate(tags or ()):
+            check_known(of_row, numbers, f"row {i}: ")
         ids = [[numbers[tag] for tag in of_row] for of_row in tags] if tags else [[0] * len(of_row) for of_row in words]
         rows = Dataset.from_dict({"words": list(words), "tags": ids})
         length = min(self.max_seq_length, self.tokenizer.model_max_length)

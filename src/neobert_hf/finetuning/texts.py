@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from transformers.hf_argparser import HfArg
 
+from ..files.rows import trimmed
 from .rows import (
     Columns,
     LabelledDataArguments,
@@ -19,15 +21,16 @@ from .rows import (
     Missing,
     as_list,
     as_lists,
+    check_known,
     class_names,
     column,
     filled,
     hold_out,
     is_missing,
-    keep_known,
     label_text,
     read_splits,
     settle_labels,
+    warn,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +38,10 @@ if TYPE_CHECKING:
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")  # 007 is a name
-COLUMNS = ", or give columns of 0 and 1 by --label_columns"
+# Numbers as people write them: 3.8 €, EUR 1 000,50, 4/5, 10 %, 5 stars
+AMOUNT = re.compile(r"([^\w\s]{1,2}|[A-Z]{3})?\s*(0|[1-9]\d*)([.,'\s]\d+)*\s*(/\s*\d+|\D{0,10})")
+AS_NUMBERS = "to predict numbers, write them as 3.5, without a unit, and choose problem_type=regression"
+COLUMNS = ", or give columns of 0 and 1 by label_columns"
 TRUTHS = {"true": "1", "false": "0"}
 
 
@@ -60,7 +66,7 @@ class LabelledTextArguments(LabelledDataArguments):
             names = f"text_columns={' '.join(texts)} and label_column={' '.join(labels)}"
             raise ValueError(f"{names}: a column of texts cannot be that of the labels; name another")
         if self.label_columns and self.label_separator:
-            raise ValueError("give one of --label_columns and --label_separator")
+            raise ValueError("give one of label_columns and label_separator")
 
 
 def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Classifier) -> LabelledRows:
@@ -93,8 +99,8 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Cl
         return [tuple(texts) if len(texts) > 1 else texts[0]]
 
     columns = Columns(
-        {(name,): "name it by --text_columns" for name in arguments.text_columns},
-        {(name,): f"name it by --label_column{'s' if arguments.label_columns else ''}" for name in label_columns},
+        {(name,): "name it by text_columns" for name in arguments.text_columns},
+        {(name,): f"name it by label_column{'s' if arguments.label_columns else ''}" for name in label_columns},
         check,
         lambda row, _: _label(row, arguments, kind),
     )
@@ -108,9 +114,10 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Cl
         names = [label_columns[0]]
     else:
         if "train" in splits:
-            labels = [label for row in splits["train"] for label in row.labels]
-            names = text_classes(labels, names or hub_names, kind == MULTI)
-        keep_known(splits, names)
+            texts, labels = zip(*((row.inputs[0], row.label) for row in splits["train"]))
+            names = text_classes(texts, labels, names or hub_names)
+        known = dict.fromkeys(names)
+        settle_labels(splits, lambda label: check_known(label if isinstance(label, list) else [label], known) or label)
     hold_out(splits, seed, keep_rare=kind != REGRESSION)
     return as_lists(arguments, splits, classes=list(names), problem_type=kind)
 
@@ -127,7 +134,7 @@ def _label(row: dict, arguments: LabelledTextArguments, kind: str) -> Any:
     if not isinstance(label, str):
         label_text(label)  # an error of its own if it is missing
         raise ValueError(f"the label {label!r:.80} is a {type(label).__name__}, not a text with {separator!r}")
-    return [part.strip() for part in label.split(separator) if part.strip()]
+    return clean_label([part for part in label.split(separator) if trimmed(part)], kind)
 
 
 def _is_set(value: Any, name: str) -> bool:
@@ -140,14 +147,13 @@ def _is_set(value: Any, name: str) -> bool:
 def _check_texts(texts: Sequence[str | tuple[str, str]], place: str) -> None:
     for of_column in zip(*texts) if isinstance(texts[0], tuple) else [texts]:
         if all(NUMBER.fullmatch(text.strip()) for text in of_column):
-            raise ValueError(
-                f"{place}: the texts are numbers only, such as {of_column[0]!r}; name the column of texts by --text_columns"
-            )
+            found = f"{place}: the texts are numbers only, such as {of_column[0]!r}"
+            raise ValueError(f"{found}; name the column of texts by text_columns")
 
 
 def as_number(text: str) -> float | None:
     """Return the number that a text is, also 1 or 0 for true or false; None if it is none."""
-    text = TRUTHS.get(text.strip().lower(), text.strip())
+    text = TRUTHS.get(trimmed(text).lower(), trimmed(text))
     return float(text) if NUMBER.fullmatch(text) else None
 
 
@@ -195,30 +201,44 @@ def kind_of(labels: Sequence[str | list[str]]) -> str:
         return MULTI
     if all(re.fullmatch(r"-?\d+(,\d+)?", label) for label in labels) and (commas := [x for x in labels if "," in x]):
         raise ValueError(f"the labels are numbers with a decimal comma, such as {commas[0]!r}; write points")
-    numbers = [as_number(label) for label in labels]
-    if None in numbers or all(number.is_integer() for number in numbers):
+    numbers, counts = [as_number(label) for label in labels], Counter(labels)
+    if None in numbers:
+        amounts = [f"{label!r} ({count})" for label, count in counts.most_common() if AMOUNT.fullmatch(label)]
+        if len(amounts) > max(2, len(counts) / 2):
+            warn("labels that look like numbers are taken as classes", amounts, AS_NUMBERS)
         return SINGLE
-    print(
-        f"labels: numbers from {min(numbers):g} to {max(numbers):g} with fractions, so this is a regression; the problem type "
-        f"{SINGLE} makes classes of them",
-        flush=True,
-    )
-    return REGRESSION
+    found = f"labels: numbers from {min(numbers):g} to {max(numbers):g}"
+    if not all(number.is_integer() for number in numbers):
+        print(f"{found} with fractions, so this is a regression; problem_type={SINGLE} makes classes", flush=True)
+        return REGRESSION
+    if len(counts) > 2:
+        print(f"{found}, taken as {len(counts)} classes; problem_type={REGRESSION} predicts numbers", flush=True)
+    return SINGLE
 
 
-def text_classes(labels: Sequence[str], names: Sequence[str] | None = None, is_multi: bool = False) -> list[str]:
-    """Return the names of the classes of training labels, as `class_names` does; `is_multi` if a row has several.
+def text_classes(texts: Sequence, labels: Sequence[str | list[str]], names: Sequence[str] | None = None) -> list[str]:
+    """Return the names of the classes of training rows, as `class_names` does; a line names texts with several labels.
+
+    Args:
+        texts: Texts, or pairs of texts.
+        labels: The class, or the list of classes, of each text.
+        names: Names of the classes, if they are known.
 
     Raises:
         ValueError: As of `class_names`; or two classes are one number, such as 1 and 1.0; or the lists of classes are zeros and
             ones, one for each class.
     """
-    if is_multi and not names and labels and all(as_number(label) in (0, 1) for label in labels):
+    rows = [[label] if isinstance(label, str) else sorted(label) for label in labels]
+    every = [name for row in rows for name in row]
+    if not names and isinstance(labels[0], list) and every and all(as_number(name) in (0, 1) for name in every):
         raise ValueError(f"the lists of classes have 0 and 1 only; list the names of the classes of each row{COLUMNS}")
-    names = class_names(labels, names, "to predict numbers, choose the problem type (--problem_type) regression")
-    values = [name if (number := as_number(name)) is None else number for name in names]
-    for i, value in enumerate(values):
-        if value in values[:i]:
-            one = names[values.index(value)]
-            raise ValueError(f"the classes {one!r} and {names[i]!r} are one number; write it in one way in all rows")
+    names, found, numbers = class_names(every, names, AS_NUMBERS), defaultdict(Counter), {}
+    for name in names:
+        if (one := numbers.setdefault(as_number(name) if as_number(name) is not None else name, name)) != name:
+            raise ValueError(f"the classes {one!r} and {name!r} are one number; write it in one way in all rows")
+    for text, row in zip(texts, rows):
+        found[" ".join(" | ".join([text] if isinstance(text, str) else text).split())][", ".join(row)] += 1
+    several = [f"{text!r:.60} {dict(counts)}" for text, counts in found.items() if len(counts) > 1]
+    remedy = "give each text one label, or a list of its classes in one row"
+    warn(f"texts with several labels ({len(several):,})", several, remedy)
     return names

@@ -19,12 +19,13 @@ from .rows import (
     Missing,
     as_list,
     as_lists,
+    check_known,
     class_names,
     column,
     hold_out,
-    keep_known,
     label_text,
     read_splits,
+    settle_labels,
 )
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger
     tag_columns = (arguments.tag_column,) if arguments.tag_column else TAG_COLUMNS
 
     columns = Columns(
-        {word_columns: "name it by --word_column"},
-        {tag_columns: "name it by --tag_column"},
+        {word_columns: "name it by word_column"},
+        {tag_columns: "name it by tag_column"},
         lambda row: [checked_words(column(row, *word_columns))],
         lambda row, inputs: checked_tags(*inputs, column(row, *tag_columns)),
     )
@@ -87,7 +88,8 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger
         names = tag_names(tags, hub_names)
         if scheme := tag_scheme(tags):
             print(f"tags of {scheme}: the model learns B- and I-, for pipelines; predictions are {scheme}", flush=True)
-    keep_known(splits, names, lambda tags: to_iob2([tags], names)[0])
+    known = dict.fromkeys(names)
+    settle_labels(splits, lambda tags: check_known(*to_iob2([tags], known), known) or tags)
     hold_out(splits, seed)
     return as_lists(arguments, splits, classes=list(names))
 
@@ -180,7 +182,7 @@ def tag_names(tags: Sequence[str], names: Sequence[str] | None = None) -> list[s
     """
     if tag_scheme(names or tags):
         tags = list(map(_iob2_tag, tags))
-    names = class_names(tags, iob2_names(names or ()), "give tags (--tag_column)")
+    names = class_names(tags, iob2_names(names or ()), "give tags (tag_column)")
     if is_iob(names):
         names += [inside for name in names if name.startswith("B-") and (inside := f"I-{name[2:]}") not in names]
     return names
@@ -218,7 +220,7 @@ def _conll_rows(
     try:
         word, tag = (int(number) - 1 if number else default for number, default in chosen)
     except ValueError as error:
-        raise ValueError(f"{file}: --word_column and --tag_column of a CoNLL file are numbers, from 1") from error
+        raise ValueError(f"{file}: word_column and tag_column of a CoNLL file are numbers, from 1") from error
     if max(word, tag) >= num_columns:
         raise ValueError(f"{file}: column {max(word, tag) + 1} of {num_columns}; choose an existing one")
     start, sentence, fault = "", [], None

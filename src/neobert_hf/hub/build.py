@@ -61,7 +61,7 @@ def build(
     """
     out = Path(out).resolve()  # of "folder/.." the name would be that of another folder
     replaceable = (*MODEL_FILES, *FIGURES, ".gitattributes") if overwrite and (out / "config.json").is_file() else ()
-    remedy = "since --overwrite replaces only the folder of a model" if overwrite else "or give --overwrite"
+    remedy = "since overwrite replaces only the folder of a model" if overwrite else "or give overwrite"
     target = {"replaceable": replaceable, "way_out": f"choose another folder, {remedy}"}
     check_target(out, **target)
     if model_id is not None:

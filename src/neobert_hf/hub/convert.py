@@ -89,9 +89,7 @@ def find_tokenizer(folder: Path, base: Path | None) -> Path:
     places = (folder, folder / "tokenizer", *([base] if base else []))
     if found := next(filter(holds_tokenizer, places), None):
         return found
-    raise ValueError(
-        f"{folder} holds no tokenizer; copy that of its model there, or name a model that has it in --base"
-    )
+    raise ValueError(f"{folder} holds no tokenizer; copy that of its model there, or name a model that has it as base")
 
 
 def read_weights(checkpoint: Checkpoint) -> Tensors:
@@ -190,7 +188,7 @@ def describe_model(checkpoint: Checkpoint, tensors: Tensors) -> tuple[NeoBERTPre
         is_tied = any(".ffn.w1." in name for name in checkpoint.tensors)
     if not checkpoint.config:
         raise ValueError(
-            f"{folder} holds no config.json; copy that of its model there, or name a model that has it in --base"
+            f"{folder} holds no config.json; copy that of its model there, or name a model that has it as base"
         )
     config = NeoBERTConfig.from_dict({k: value for k, value in checkpoint.config.items() if k not in FROM_WEIGHTS})
     keep_known_settings(config, folder)

@@ -65,7 +65,7 @@ class CommandParser(HfArgumentParser):
         known = re.findall(r"--[\w-]+", self.format_help())
         names = [word.partition("=")[0] for word in args if word.startswith("--")]
         if unknown := [name for name in names if not any(option.startswith(name) for option in known)]:
-            close = difflib.get_close_matches(unknown[0], known, n=1)
+            close = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.7)
             self.error(f"unknown argument {unknown[0]}" + "".join(f"; did you mean {name}?" for name in close))
         try:
             *parsed, _, rest = super().parse_args_into_dataclasses(args, return_remaining_strings=True, **kwargs)

@@ -149,7 +149,7 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
     if resume_from_checkpoint == "last":
         checkpoint = last_complete_checkpoint(folder, exactly)
         if checkpoint is None:
-            remedy = "give another --output_dir" if written else "start without --resume_from_checkpoint"
+            remedy = "give another output_dir" if written else "start without resume_from_checkpoint"
             raise FileNotFoundError(f"{folder} holds no complete checkpoint; {remedy}")
     elif resume_from_checkpoint is not None:
         checkpoint = Path(resume_from_checkpoint)
@@ -157,14 +157,14 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
     if written and (checkpoint is None or checkpoint.parent.resolve() != folder.resolve()):
         raise FileExistsError(
             f"{folder} holds {written[0].name} and no resume from this folder was requested; give "
-            "--resume_from_checkpoint last to resume from it, or another --output_dir"
+            "resume_from_checkpoint=last to resume from it, or another output_dir"
         )
     held = files_of_model(folder)
     if (folder / METRICS).exists() and not (folder / RUN).exists():  # not of a run that was killed early
         held.append(METRICS)
     if checkpoint is None and held:
         raise FileExistsError(
-            f"{folder} holds {held[0]}, which the trained model would replace; give another --output_dir, or remove the file"
+            f"{folder} holds {held[0]}, which the trained model would replace; give another output_dir, or remove the file"
         )
     if checkpoint is not None:
         _check_run(checkpoint, run, exactly)
@@ -185,14 +185,12 @@ def _check_run(checkpoint, run, exactly):
         earlier = read_json_object(checkpoint.parent / RUN)
     except ValueError as error:
         if exactly:
-            raise ValueError(f"{error}; it identifies the run; give --resume_inexactly to resume without it") from error
+            raise ValueError(f"{error}; it identifies the run; give resume_inexactly to resume without it") from error
         logger.warning(f"{error}; resuming without a check that {checkpoint.name} belongs to this run")
         return
     if different := sorted(name for name in {**run, **earlier} if run.get(name) != earlier.get(name)):
         details = "; ".join(f"{name} was {earlier.get(name)} and is {run.get(name)}" for name in different)
-        raise ValueError(
-            f"{checkpoint} belongs to another run: {details}; give the same values, or another --output_dir"
-        )
+        raise ValueError(f"{checkpoint} belongs to another run: {details}; give the same values, or another output_dir")
 
 
 def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: ResumeArguments, run: dict) -> Trainer:

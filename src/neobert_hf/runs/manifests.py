@@ -120,7 +120,7 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
     if number.isdecimal() and int(number) != step:  # a copy under another name
         raise ValueError(f"{checkpoint} holds the state of step {step}")
     if exactly and inexact:
-        raise ValueError(f"{'; '.join(inexact)}; give --resume_inexactly to resume from it")
+        raise ValueError(f"{'; '.join(inexact)}; give resume_inexactly to resume from it")
     for reason in inexact:
         logger.warning(f"{reason}; the resumed run will differ from an uninterrupted run")
 
@@ -134,7 +134,7 @@ def _compare(checkpoint, manifest):
             raise ValueError(f"{checkpoint / name} is damaged: {size} bytes, but {written} were written")
     inexact = [f"{checkpoint} lacks {', '.join(missing)}"] if missing else []
     if not manifest["is_exact"]:
-        inexact.append(f"{checkpoint} was saved without optimizer state (--save_only_model)")
+        inexact.append(f"{checkpoint} was saved without optimizer state (save_only_model)")
     written_by, num_processes = manifest["num_processes"], int(os.environ.get("WORLD_SIZE", 1))  # of every launcher
     if num_processes != written_by:
         inexact.append(f"{checkpoint} was written by {written_by} processes, and this run has {num_processes}")
