@@ -86,7 +86,7 @@ def test_two_adapters_of_one_model_switch_with_their_heads(base, tmp_path):
     for name, model in models.items():
         save_adapter(model, tmp_path / name)
     model.get_base_model().save_pretrained(tmp_path / "whole")
-    with pytest.raises(FileExistsError, match="config.json exists"):
+    with pytest.raises(FileExistsError, match=r"config\.json exists"):
         save_adapter(model, tmp_path / "whole")
     both = open_adapter(AutoModelForSequenceClassification, tmp_path / "first")
     both.load_adapter(tmp_path / "second", adapter_name="second")
