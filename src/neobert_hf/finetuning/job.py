@@ -31,7 +31,7 @@ from ..runs import (
     write_record,
 )
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW, is_best_if_large
-from ..runs.manifests import CHECKPOINTS_INTACT
+from ..runs.manifests import what_is_left
 from .predictions import write_predictions
 from .rows import LabelledRows
 
@@ -388,7 +388,7 @@ class Job(ABC):
             folder: Folder.
             data: Rows of the training, if they are those of files, whose names the record has.
         """
-        with saving(Path(folder), CHECKPOINTS_INTACT):
+        with saving(Path(folder), what_is_left(folder)):
             self._save_weights(folder)
         PartialState().wait_for_everyone()  # the other processes may read what the first one has written
         if self._training is None or not self._training.should_save:

@@ -19,7 +19,8 @@ logger = logging.get_logger(__name__)
 
 RUN = "run.json"
 SUMMARY = "training_summary.json"
-RESULTS = ("model.safetensors", "model.safetensors.index.json", "README.md", SUMMARY)  # of an earlier training
+RECIPE = "recipe.yaml"  # of a pretraining: what repeats it
+RESULTS = ("model.safetensors", "model.safetensors.index.json", "README.md", SUMMARY, RECIPE)  # of an earlier training
 LOCK = "_lock"  # Trainer does not upload files whose name begins with an underscore
 # Arguments that determine the loss curve; a resumed run must have the same values.
 CURVE = (
