@@ -58,7 +58,7 @@ def row_of(name: str, arm: dict) -> list:
     if "loss" not in arm:
         return [name, *[""] * 5, f"diverged with seed {', '.join(arm['diverged'])}", "", ""]
     name += f" (diverged with seed {', '.join(arm['diverged'])})" if arm["diverged"] else ""
-    same = "rows and masks" if arm["same_masks"] else "rows" if arm["same_rows"] else "text"
+    same = "rows and masks" if arm["same_masks"] else "rows" if arm["same_rows"] else "neither"
     size = f"{arm['num_parameters'] / 1e6:.2f} M", f"{arm['training_flops'] / 1e12:.1f} TFLOP"
     difference = f"{arm['difference']:+.4f}" if "interval" in arm else "baseline"
     intervals = [arm.get("interval"), arm.get("interval_of_seeds")]
@@ -81,11 +81,21 @@ def plot(report: dict, folder: Path) -> Figure:
     curves.set(xlabel="optimizer step", ylabel="loss per masked token", title="training: mean and range over the seeds")
     curves.legend()
     compared = {name: arm for name, arm in report["arms"].items() if "interval" in arm}
-    for name, arm in compared.items():
-        differences.plot(arm["interval"], [name, name], lw=3)
-        differences.plot(arm["difference"], name, "ko")
+    for key, label, color, width, height in (
+        ("interval", "over the documents, for these models", "C0", 6, 0.1),
+        ("interval_of_seeds", "over the seeds", "C3", 2, -0.1),
+    ):
+        drawn = [(place + height, *arm[key]) for place, arm in enumerate(compared.values()) if arm[key]]
+        label += "" if drawn else ": needs two seeds"
+        differences.hlines(*np.reshape(drawn, (-1, 3)).T, color=color, lw=width, label=label)
+    differences.plot([arm["difference"] for arm in compared.values()], range(len(compared)), "ko", label="difference")
     differences.axvline(0, color="gray", ls="--")
-    differences.set(xlabel=f"loss per {report['unit']} - that of {report['baseline']}", title="held out: 95 % interval")
+    differences.set_yticks(range(len(compared)), list(compared))
+    differences.set_ylim(-0.5, len(compared) + 0.5)  # room for the legend
+    differences.legend(loc="upper center", fontsize="small")
+    differences.set(
+        xlabel=f"loss per {report['unit']} - that of {report['baseline']}", title="held out: 95 % intervals"
+    )
     return figure
 
 

@@ -93,7 +93,7 @@ def measure(model: SentenceTransformer, folder: Path, corpus: Path, teachers: di
     def accuracies(documents: list[list[int]]) -> dict[str, float]:
         collator = PackedMLMCollator(model.tokenizer, seed=0)
         parts = (documents[i : i + 32] for i in range(0, len(documents), 32))
-        batches = [collator([{"input_ids": ids} for ids in part]) for part in parts]
+        batches = [collator([{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in part]) for part in parts]
         bigram = bigram_accuracy(training, batches, model.tokenizer.all_special_ids)
         found = masked_accuracy(language_model, batches)
         return {"bigram model (the more confident neighbour)": bigram, "mini NeoBERT": found}

@@ -204,7 +204,8 @@ class MaskedTextLoss(nn.Module):
         """Return the losses of a batch with one column of texts by name; `labels` are their targets, (rows, width)."""
         (features,) = sentence_features
         lengths = features["attention_mask"].sum(1).tolist()
-        documents = [{"input_ids": ids[:length].cpu()} for ids, length in zip(features["input_ids"], lengths)]
+        columns = [features[name].cpu() for name in ("input_ids", "attention_mask")]
+        documents = [{"input_ids": ids, "attention_mask": mask} for ids, mask in zip(*columns)]
         row = {name: value.to(labels.device) for name, value in self.masks(documents).items()}
         tokens = row.pop("labels")[0]
         hidden_TD = self.language_model.model(**row).last_hidden_state[0]

@@ -30,9 +30,11 @@ from neobert_hf.embeddings import (
     ContrastiveTrainer,
     ContrastiveTrainingArguments,
     contrastive_loss,
+    hold_out,
     mine_negatives,
     open_sets,
     read_prompts,
+    read_sets_of_pairs,
     sentence_transformer,
     set_sampling,
 )
@@ -211,6 +213,21 @@ def test_instructions_decide_between_two_targets_of_one_question_in_a_training_f
     assert np.mean(found.argmax(1) == np.array(expected)) >= 0.95
 
 
+def test_a_single_set_is_a_set_and_a_single_path_a_path(folder, tmp_path):
+    pairs = Dataset.from_dict({"anchor": SYLLABLES[:8], "positive": SYLLABLES[8:16]})
+    training = ContrastiveTrainingArguments(str(tmp_path / "one"), max_steps=1, per_device_train_batch_size=4, **QUIET)
+    (score,) = train_on_pairs(sentence_transformer(folder), pairs, training, held_out=pairs)
+    assert record_of(tmp_path / "one")["rows"] == {"train": 8} and score["dataset"] == "held_out"
+    assert hold_out(pairs, 0.5, 0)[1]["train"].num_rows == 4
+    arguments = ContrastiveArguments(train_files="a.csv", validation_files=Path("b.csv"))
+    assert (arguments.train_files, arguments.validation_files) == (["a.csv"], ["b.csv"])
+    (tmp_path / "sets.yaml").write_text("one: {file: one.csv}")
+    arguments = ContrastiveArguments(training_sets=str(tmp_path / "sets.yaml"))
+    assert arguments.train_files == [str(tmp_path / "one.csv")]
+    (tmp_path / "one.csv").write_text("q,d\na,b\n")
+    assert list(read_sets_of_pairs(tmp_path / "one.csv")) == ["one"]
+
+
 @pytest.fixture
 def command(folder, tmp_path):
     rng = np.random.default_rng(0)
@@ -337,7 +354,7 @@ def test_the_error_for_a_full_disk_at_the_last_save_is_one_line(command, tmp_pat
             save(*args)
 
     monkeypatch.setattr(ContrastiveTrainer, "save_model", save_on_a_full_disk)
-    with pytest.raises(SystemExit, match="run could not be written; earlier checkpoints") as ended:
+    with pytest.raises(SystemExit, match=r"run could not be written; .*run holds no complete checkpoint") as ended:
         run_main(train_contrastive, *command(tmp_path / "run", max_steps=1, save_strategy="no"))
     assert "\n" not in ended.value.code
 

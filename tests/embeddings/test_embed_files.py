@@ -17,7 +17,8 @@ from sentence_transformers import SentenceTransformer
 import neobert_cli
 import neobert_hf
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.embeddings import kept, vector_files
+from neobert_hf.embeddings import DocumentSearch, embed_files, kept, vector_files
+from neobert_hf.files import read_text_column
 from neobert_hf.files.writing import WRITTEN, replacing
 
 
@@ -80,6 +81,16 @@ def test_embed_writes_a_vector_for_each_text_of_a_file(folder, tmp_path, ending,
     assert texts in (None, TEXTS) and vectors.dtype == expected.dtype
     np.testing.assert_allclose(vectors, expected, atol=1e-6)  # float32; batches of one order
     assert (result["texts"], result["dimension"]) == vectors.shape
+
+
+def test_a_single_path_is_one_file_or_folder(folder, tmp_path):
+    source = tmp_path / "texts/a.txt"
+    source.parent.mkdir()
+    source.write_text("\n".join(TEXTS))
+    for path in (str(source), source.parent):
+        assert embed_files(path, str(tmp_path / "out.npy"), folder)["texts"] == 3
+        assert len(DocumentSearch(path, folder, cache=tmp_path / "cache").passages) == 1
+    assert len(read_text_column(source, "text")) == 3
 
 
 def test_embed_counts_the_texts_that_are_longer_than_the_model_reads(folder, tmp_path):

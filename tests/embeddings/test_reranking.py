@@ -53,6 +53,7 @@ def test_negatives_are_the_most_similar_other_documents(folder):
     assert set(zip(*(labelled[name] for name in labelled.column_names))) == expected
     weight = reranking_loss(open_reranker(folder), {"set": labelled}).pos_weight
     assert weight == 3  # 90 negatives for 30 positives
+    assert labelled_pairs(pairs, model, num_negatives=3)["train"].to_dict() == labelled.to_dict()  # a single set
     with pytest.raises(ValueError, match="set has 3 columns; give pairs of question and answer"):
         labelled_pairs({"set": pairs.add_column("negative_1", ["fox"] * 30)}, model, 3)
     with pytest.raises(ValueError, match="set has no document that is wrong for a question; give more pairs"):

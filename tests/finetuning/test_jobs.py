@@ -75,7 +75,7 @@ def test_a_series_with_another_index_is_the_same_as_a_list(trained, start):
 
 def test_a_full_disk_at_the_last_save_is_an_error_that_names_the_folder(trained, tmp_path):
     with (
-        pytest.raises(OSError, match="saved could not be written; earlier checkpoints are complete"),
+        pytest.raises(OSError, match=r"saved could not be written; .*saved holds no complete checkpoint"),
         largest_file(9000),
     ):
         trained[0].save(tmp_path / "saved")

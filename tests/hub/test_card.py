@@ -176,6 +176,50 @@ def test_hostile_labels_masks_and_file_names_stay_text(folder, model, tokenizer,
         assert "\x1b" not in card and 'system("id") # `|' in html.unescape(rendered)
 
 
+ODD = "a\u202eb\u2028c\u200fd\x85e\x00f"
+SCORE = {"dataset": ODD, "dataset_id": ODD, "config": ODD, "split": ODD, "metrics": {"f1": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("facts", "given"),
+    [
+        (
+            {
+                "source": ODD,
+                "datasets": [ODD],
+                "rows": {ODD: 3},
+                "scores": [SCORE],
+                "settings": {ODD: ODD},
+                "remark": ODD,
+            },
+            {},
+        ),
+        ({"training": {"license": ODD, "language": [ODD], "hub_model_id": ODD}}, {}),
+        ({}, {"model_id": ODD, "license": ODD, "language": [ODD], "example": [ODD]}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["masked", "classifier", "adapter"])
+def test_no_character_of_a_card_or_of_its_head_controls_a_terminal_or_reorders_text(
+    folder, tmp_path, kind, facts, given
+):
+    copied = shutil.copytree(folder / kind, tmp_path / "copied")
+    record(copied, **facts)
+    write_card(copied, **given)
+    text = (copied / "README.md").read_text("utf-8")
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert "ab c" in text and ModelCard(text).data.to_dict()["pipeline_tag"]
+
+
+def test_a_single_language_is_one_and_the_example_of_a_mask_suits_any_text(folder, tmp_path):
+    copied = shutil.copytree(folder / "masked", tmp_path / "copied")
+    record(copied, {"language": "en"})
+    write_card(copied)
+    assert ModelCard.load(copied / "README.md").data.language == ["en"]
+    write_card(copied, language="fr")
+    card = ModelCard.load(copied / "README.md")
+    assert card.data.language == ["fr"] and "This is an example of a [MASK]." in card.text
+
+
 @pytest.mark.parametrize("kind", ["classifier", "tagger", "answers", "adapter"])
 def test_a_card_shows_the_given_row_as_text_and_scores_beside_trivial_ones(folder, tmp_path, capsys, kind):
     shutil.copytree(folder / kind, tmp_path / kind)

@@ -9,12 +9,14 @@ import torch
 from conftest import run_main
 from pretraining_runs import SMALL
 from scipy import stats
+from torch.utils.data import DataLoader
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from neobert_hf.files.wordpiece import train_wordpiece
-from neobert_hf.pretraining import Ablation, ablate, held_out_losses, read_ablation
+from neobert_hf.pretraining import Ablation, ablate, held_out_losses, read_ablation, rows
 from neobert_hf.pretraining import ablation as module
 from neobert_hf.pretraining.ablation import compare_losses
+from neobert_hf.pretraining.arguments import VALUES
 
 
 @pytest.fixture
@@ -136,11 +138,18 @@ def test_held_out_losses_are_those_of_a_plain_pass(common, corpus, tmp_path):
     ablate(Ablation({"a": {}, "b": {}}, (1,), common), tmp_path)
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "a-1")
     tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
-    texts = ["the quick brown fox jumps over", "lazy dog", "and then it sleeps in a warm red house by old sea"]
+    texts = [
+        "the quick brown fox jumps over",
+        "lazy dog",
+        "and then it sleeps in a warm red house by old sea",
+        "a [PAD] b",
+    ]
     found = held_out_losses(model, tokenizer, texts, 12, batch_size=2)
     for number, text in enumerate(texts):
         ids = torch.tensor(tokenizer(text, truncation=True, max_length=12)["input_ids"])
-        row = module.PackedMLMCollator(tokenizer, 0.2)([{"input_ids": ids, "mask_seed": number}])
+        row = module.PackedMLMCollator(tokenizer, 0.2)(
+            [{"input_ids": ids, "attention_mask": ids >= 0, "mask_seed": number}]
+        )
         is_masked = row["labels"][0] != -100
         logits = model(row["input_ids"]).logits[0, is_masked]
         expected = -logits.log_softmax(-1)[torch.arange(len(logits)), ids[is_masked]].mean().item()
@@ -165,6 +174,90 @@ def test_the_interval_of_a_mean_difference_covers_the_truth_as_often_as_it_says(
 def test_a_document_without_a_masked_token_is_left_out():
     found = compare_losses({1: np.array([1.0, np.nan, 3.0])}, {1: np.array([0.5, np.nan, 2.5])})
     assert found["difference"] == 0.5 and found["num_documents"] == 2
+
+
+@pytest.mark.parametrize("of_documents, of_seeds", [((0.1, 0.1), (0.1, 0.002)), ((-1, 1.04), (1, 1))])
+def test_an_arm_is_settled_only_if_both_intervals_are_without_zero(of_documents, of_seeds):
+    """Differences of 20 documents, scaled by those of two seeds: only one of the two intervals holds zero."""
+    losses = np.array(of_documents * 10)
+    results = {("b", seed): {"loss": losses * scale} for seed, scale in zip((1, 2), of_seeds)}
+    results |= {("a", seed): {"loss": losses * 0} for seed in (1, 2)}
+    found = compare_losses(*({seed: results[arm, seed]["loss"] for seed in (1, 2)} for arm in "ba"))
+    assert (found["interval"][0] > 0) != (found["interval_of_seeds"][0] > 0)
+    assert not module._is_settled(results, "b", Ablation({"a": {}, "b": {}}), False)
+
+
+def test_held_out_documents_are_cut_at_the_shortest_length_of_the_arms(common, tmp_path):
+    ablation = Ablation({"a": {"max_length": 32}, "b": {"max_length": 16}, "c": {}}, (1,), common)
+    arms = {arm: ablation.arguments(arm, 1, tmp_path) for arm in "abc"}
+    assert module._check_comparable(ablation, arms, False)[1] == 16
+
+
+# Rows and masks
+
+FALLING, DRAWN = {"mask_rate": [0.4, 0.1]}, {"mixture": [0.5, 0.3, 0.2], "longer_than": [12, 24]}
+STREAM, WORKERS = {"streaming": True}, {"streaming": True, "dataloader_num_workers": 2}
+PAIRS = [  # arguments of both arms, and those of the second one
+    *(({}, {name: value}) for name, value in {
+        "optimizer": "muon", "learning_rate": 1e-3, "schedule": "linear", "warmup_steps": 1, "decay_until": 7,
+        "decay_from": 5, "weight_decay": 0.0, "decay_norms_and_embeddings": False, "adam_beta1": 0.8, "adam_beta2": 0.9,
+        "adam_epsilon": 1e-6, "max_grad_norm": 2.0, "tokens_per_step": 128, "max_length": 16, "mask_rate": 0.3,
+        "mask_replace_prob": 0.8, "batch_format": "padded", "longer_than": [12, 24], "max_steps": 16, "row_tokens": 128,
+        "per_device_train_batch_size": 2, "num_processes": 2, "num_held_out": 3, "long_documents": "chunk", "streaming": True,
+        "dataloader_num_workers": 2, "train_files": "OTHER",
+    }.items()),
+    ({"mask_replace_prob": 0.5}, {"random_replace_prob": 0.5}),
+    ({}, {"batch_format": "padded", "architecture": "roberta-prelayernorm", "config_overrides": SMALL}),
+    ({}, FALLING), ({}, {"mask_rate": [0.2, 0.2]}), (FALLING, {"mask_rate_shares": [0.25, 0.75]}), (FALLING, {"max_steps": 16}),
+    (FALLING | STREAM, {"max_steps": 16}), (FALLING, {"max_steps": 16, "mask_rate_shares": [0.25, 0.75]}),
+    ({}, DRAWN), (DRAWN, {"max_steps": 16}), (DRAWN, {"longer_than": [12, 30]}), (DRAWN, {"mixture": [0.4, 0.4, 0.2]}),
+    (STREAM, {"dataloader_num_workers": 2}), (WORKERS, {"per_device_train_batch_size": 2}), (WORKERS, {"max_steps": 16}),
+    (STREAM, {"per_device_train_batch_size": 2}), (STREAM, {"train_files": "OTHER"}), (STREAM, {"documents_dir": "unused"}),
+]  # fmt: skip
+
+
+def steps_of(data, training, tokenizer):
+    """Unmasked ids and labels of each step, as a run reads them."""
+    text, _, _ = rows.open_text(data, training, tokenizer)
+    text = text if data.streaming else rows.training_rows(data, training, text)
+    options = training.mask_rate[0], training.mask_replace_prob, training.random_replace_prob
+    batches = iter(DataLoader(
+        text, training.per_device_train_batch_size, num_workers=training.dataloader_num_workers,
+        collate_fn=module.PackedMLMCollator(tokenizer, *options),
+    ))  # fmt: skip
+    for _ in range(8):
+        step = [next(batches) for _ in range(training.gradient_accumulation_steps)]
+        ids, labels = (torch.cat([batch[name][0] for batch in step]) for name in ("input_ids", "labels"))
+        yield torch.where(labels != -100, labels, ids).tolist(), ids.tolist(), labels.tolist()
+
+
+@pytest.fixture(scope="module")
+def tokenized(tmp_path_factory):
+    """A folder for tokenized text that the pairs share."""
+    return tmp_path_factory.mktemp("tokenized")
+
+
+@pytest.mark.parametrize("both, second", PAIRS, ids=str)
+def test_the_report_says_same_rows_and_masks_exactly_where_they_are_the_same(
+    common, tokenizer, tokenized, tmp_path, monkeypatch, both, second
+):
+    monkeypatch.chdir(tmp_path)  # of a relative path
+    if "train_files" in second:
+        second = {"train_files": common["validation_files"]}
+    if both.get("streaming"):  # a worker needs a file
+        common = common | {"train_files": [common["train_files"], common["validation_files"]]}
+    ablation = Ablation({"a": {}, "b": second}, (1,), common | both)
+    arms = {arm: ablation.arguments(arm, 1, tokenized) for arm in "ab"}
+    for data, training in arms.values():
+        module._tokenize(tokenized, data, training)
+    found = [list(steps_of(*arm, tokenizer)) for arm in arms.values()]
+    same_rows = all(ours[0] == theirs[0] for ours, theirs in zip(*found))
+    described = module._describe({}, "b", ablation, arms, False)
+    assert described["same_rows"] == same_rows and described["same_masks"] == (found[0] == found[1])
+
+
+def test_the_pairs_have_every_value_of_a_recipe():
+    assert {*VALUES} <= {name for _, second in PAIRS for name in second}
 
 
 # Refusals

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from neobert_hf.pretraining import corpus as corpus_module
+from neobert_hf.pretraining.arguments import CorpusArguments
 from neobert_hf.pretraining.corpus import Corpus
 
 TEXTS = ["one fox", "two dogs\nand a cat", "three", "", "five"]
@@ -44,6 +45,13 @@ def test_a_dataset_in_a_folder_is_identified_by_its_files_and_its_texts_are_chec
         list(Corpus(dataset_name=str(tmp_path / "set")))
     with pytest.raises(ValueError, match=r"text_column='body' is not a column of .*set; it has text"):
         Corpus(dataset_name=str(tmp_path / "set"), text_column="body").stream()
+
+
+def test_a_single_path_is_one_file(files):
+    for path in (files[0], str(files[0])):
+        assert list(Corpus(path)) == list(Corpus([files[0]]))
+        data = CorpusArguments(path, validation_files=path)
+        assert data.train_files == data.validation_files == [str(files[0])]
 
 
 def test_sources_that_are_none_are_refused(files, tmp_path):

@@ -5,10 +5,11 @@ import json
 import math
 from functools import partial
 
+import pretrain_mlm
 import pytest
 import torch
 from conftest import run_main
-from pretraining_runs import run
+from pretraining_runs import command, losses_of, run
 from torch import nn
 
 from neobert_hf import NeoBERTForMaskedLM
@@ -106,16 +107,16 @@ def half(step):
     return 0.5
 
 
-def test_functions_decide_the_run_and_are_recorded_and_another_one_cannot_resume_it(corpus, tmp_path):
+def test_functions_decide_the_run_and_are_recorded_and_another_one_cannot_resume_it(corpus, tmp_path, capsys):
     folder, functions = tmp_path / "run", {"optimizer": own, "schedule": half}
     run(corpus, folder, functions=functions, max_steps=4)
     summary, record = (json.loads((folder / name).read_text()) for name in ("training_summary.json", "training.json"))
     (group,) = summary["optimizer"]["groups"]
     assert (summary["optimizer"]["class"], group["lr"], group["momentum"]) == ("SGD", 1e-2, 0.9)
-    assert record["settings"]["schedule"] == "function half"
-    assert "peak learning rate" not in record["settings"] and "optim" not in summary
-    assert record["settings"]["optimizer"].startswith("SGD of own: ")
-    assert "optimizer=own, schedule=half" in record["settings"]["command"]
+    assert record["settings"]["functions"] == "optimizer=own, schedule=half" and "optim" not in summary
+    with pytest.raises(SystemExit, match="2"):  # a file cannot give functions
+        run_main(pretrain_mlm, "--recipe", folder / "recipe.yaml", "--output_dir", tmp_path / "again")
+    assert "the run has functions optimizer=own, schedule=half, which no argument gives" in capsys.readouterr().err
     rates = [json.loads(line).get("learning_rate") for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert set(rates) == {5e-3, None}
     for changed, message in (
@@ -172,15 +173,11 @@ def test_a_partial_and_a_class_are_named_by_what_they_call(parameters):
 
 @needs_muon
 def test_the_command_line_trains_with_muon_wsd_and_a_falling_mask_rate(corpus, tmp_path, capsys):
-    import pretrain_mlm
-    from pretraining_runs import command, losses_of
-
     options = dict(optimizer="muon", schedule="wsd", mask_rate=[0.3, 0.15, 0.05])
-    run_main(pretrain_mlm, *command(corpus, tmp_path / "run", **options))
+    printed = run_main(pretrain_mlm, *command(corpus, tmp_path / "run", **options))
+    assert str(corpus / "train.jsonl") in printed and "falcon" not in printed and "bert-base" not in printed
     settings = json.loads((tmp_path / "run/training.json").read_text())["settings"]
-    assert settings["optimizer"].startswith("MuonWithAdamW of muon: 2 tensors by muon in 3 parts each, learning")
-    assert settings["schedule"] == "2 steps of warmup, constant until step 11, then 1 - sqrt to 0"
-    assert settings["mask rate"] == "0.3, then 0.15, then 0.05"
+    assert settings["optimizer"] == "muon" and settings["schedule"] == "wsd" and settings["decay_from"] == 11
     card = (tmp_path / "run/README.md").read_text()
-    assert "MuonWithAdamW" in card and "--optimizer muon" in card and str(tmp_path) not in card
+    assert "| mask\\_rate | 0.3, 0.15, 0.05 |" in card and "falcon" not in card and str(tmp_path) not in card
     assert len(losses_of(tmp_path / "run")) == 12

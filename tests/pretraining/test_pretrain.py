@@ -5,10 +5,11 @@ import shutil
 from itertools import islice
 from types import SimpleNamespace
 
+import pretrain_mlm
 import pytest
 import torch
 from conftest import SENTENCE, run_main
-from pretraining_runs import QUIET, RECIPES_OF_PAPER, SIZES, SMALL, run
+from pretraining_runs import QUIET, RECIPES_OF_PAPER, SIZES, SMALL, command, losses_of, run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.utils.data import DataLoader
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -22,6 +23,8 @@ from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArgumen
 from neobert_hf.pretraining.summary import plot_curves
 from neobert_hf.pretraining.training import check_start
 from neobert_hf.runs.manifests import read_json_object
+
+REPEAT = ("--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "1")  # which change no weights
 
 
 def arguments(folder, **changes):
@@ -40,32 +43,35 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     record = read_json_object(tmp_path / "two/training.json")
     assert record["source"] is None and record["rows"] == {"train.jsonl": 600}
     assert record["scores"][0]["metrics"]["masked_accuracy"] == summary["eval_masked_accuracy"]
-    told = {
-        "recipe": "paper, phase 2",
-        "schedule": "constant at a tenth of the peak",
-        "lengths": "up to 64 tokens, in rows of 64: 20% of the steps above 0, 40% of the steps above 24, "
-        "40% of the steps above 40",
-        "steps": 6,
-        "precision": "fp32",
-        "seed": 42,
-    }
-    told |= {
-        "peak learning rate": 3e-3,
-        "tokens a step": 256,
-        "mask rate": "0.2",
-        "tokens": summary["num_tokens"],
-    }
-    assert told.items() <= record["settings"].items() and record["settings"]["optimizer"].startswith("adamw_torch")
-    assert record["settings"]["command"] == (
-        "python examples/pretrain_mlm.py --learning_rate 0.003 --max_steps 6 --tokens_per_step 256 --max_length 64 "
-        "--longer_than 24 40 --train_files train.jsonl --validation_files held_out.jsonl --tokenizer_name tokenizer "
-        "--phase 2 --init_from one --row_tokens 64"
-    )
+    told = {"phase": 2, "schedule": "constant", "mask_rate": "0.2", "longer_than": "24, 40", "init_from": "one"}
+    told |= {"train_files": "train.jsonl", "steps": 6, "num_tokens": summary["num_tokens"], "precision": "fp32"}
+    assert told.items() <= record["settings"].items()
     assert list(tmp_path.glob("one/**/events.out.tfevents*"))  # TensorBoard is the default
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "two")
     assert model.config.max_position_embeddings == 64 and not model.config.sparse_prediction
     with pytest.raises(ValueError, match="draws 40% of the steps from documents of more than 4000 tokens"):
         run(corpus, tmp_path / "three", **phase_2, max_steps=6, longer_than=[24, 4000])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 7, "mask_rate": [0.4, 0.1], "mask_rate_shares": [0.3, 0.7], "optimizer": "muon", "schedule": "wsd"},
+        {"streaming": True, "text_column": "body", "bf16": True, "random_replace_prob": 0.1, "mask_replace_prob": 0.8},
+        {"validation_files": None, "num_held_out": 20, "long_documents": "chunk", "max_length": 16, "optim": "sgd"},
+    ],
+)
+def test_the_recorded_recipe_alone_repeats_ten_steps_bit_for_bit(corpus, tmp_path, changes):
+    file, first, again = tmp_path / "text.jsonl", tmp_path / "first", tmp_path / "again"
+    column = changes.get("text_column", "text")
+    file.write_text((corpus / "train.jsonl").read_text().replace('"text"', f'"{column}"'))
+    more = {"train_files": [file], "documents_dir": tmp_path / "documents", "save_steps": 100}
+    more["validation_files"] = None if column != "text" else corpus / "held_out.jsonl"
+    run_main(pretrain_mlm, *command(corpus, first, **{**more, "max_steps": 10, **changes}))
+    run_main(pretrain_mlm, *REPEAT, "--recipe", first / "recipe.yaml", "--output_dir", again)
+    assert losses_of(first) == losses_of(again) and len(losses_of(again)) == 10
+    assert (first / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
+    assert (first / "recipe.yaml").read_bytes() == (again / "recipe.yaml").read_bytes()
 
 
 def test_the_curves_of_a_log_are_drawn(tmp_path):

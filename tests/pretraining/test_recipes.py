@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.recipes import RECIPES, Recipe, load_recipe
 
 ABLATIONS = Path(__file__).parents[2] / "examples/paper/recipes"
@@ -137,6 +138,7 @@ def test_an_invalid_recipe_is_refused(changes, message):
     [
         ("learning_rat: 1", "must hold values by name, such as max_length: 512; the names are optimizer, "),
         ("- 5", "must hold values by name"),
+        ("run: 3", "must hold values by name"),
         ("learning_rate: 1e-4", r"learning_rate='1e-4' is a str, not a float \(0.0001, not 1e-4\)"),
         ("max_steps: 1.5", "max_steps=1.5 is a float, not a int"),
         ("a: [", "cannot be read"),
@@ -154,3 +156,14 @@ def test_values_of_a_file_have_the_types_of_a_recipe(tmp_path):
     (tmp_path / "m.yaml").write_text(text)
     recipe = load_recipe(str(tmp_path / "m.yaml"))
     assert recipe == Recipe(mixture=(0.5, 0.5, 0.0), weight_decay=0.0, config={"hidden_size": 64}, mask_rate=(0.4,))
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_values_that_a_run_has_recorded_are_those_of_its_phase(tmp_path, phase):
+    (tmp_path / "m.yaml").write_text(f"max_length: 64\nrun: {{phase: {phase}}}")
+    options = {"output_dir": str(tmp_path), "use_cpu": True, "recipe": str(tmp_path / "m.yaml")}
+    second = PretrainingArguments(**options, phase=2, init_from="model")
+    assert second.max_length == (64 if phase == 2 else 4 * 64)
+    if phase == 2:
+        with pytest.raises(ValueError, match="is of phase 2; give phase=2 and init_from"):
+            PretrainingArguments(**options)

@@ -172,7 +172,7 @@ def test_the_error_for_a_full_disk_at_the_last_save_says_what_is_complete(corpus
             save(*args)
 
     monkeypatch.setattr(PretrainingTrainer, "save_model", save_on_a_full_disk)
-    with pytest.raises(OSError, match=f"{tmp_path.name} could not be written; earlier checkpoints") as error:
+    with pytest.raises(OSError, match=f"{tmp_path.name} could not be written; {tmp_path} holds no complete") as error:
         run(corpus, tmp_path, max_steps=1, warmup_steps=0, save_strategy="no")
     assert isinstance(error.value.__cause__, SafetensorError)
 

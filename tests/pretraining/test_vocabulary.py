@@ -5,6 +5,7 @@ import shutil
 
 import adapt_vocabulary as example
 import numpy as np
+import pretrain_mlm
 import pytest
 import torch
 from conftest import SENTENCE, run_main
@@ -134,7 +135,7 @@ def arguments(corpus, source, folder, *more):
     options |= {"validation_files": corpus / "held_out.jsonl", "vocab_size": 64, "max_length": 32, "row_tokens": 64}
     options |= {"tokens_per_step": 256, "max_steps": 12, "learning_rate": "3e-2", "logging_steps": 1, "save_steps": 6}
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    return [*words, "--num_processes", 1, "--use_cpu", "--disable_tqdm", "true", *more]
+    return [*words, "--mask_rate", 0.4, 0.1, "--num_processes", 1, "--use_cpu", "--disable_tqdm", "true", *more]
 
 
 @pytest.mark.slow
@@ -158,6 +159,11 @@ def test_the_example_adapts_and_trains_and_the_result_opens_with_its_tokenizer(
         assert found.isfinite().all()
         saved = json.loads((folder / "tokenizer_config.json").read_text())
         assert saved["tokenizer_class"] == "PreTrainedTokenizerFast"
+    recipe = ("--recipe", tmp_path / "run/recipe.yaml", "--report_to", "none", "--disable_tqdm", "true")
+    for number, script in enumerate((pretrain_mlm, example)):  # the recorded recipe alone repeats the run
+        run_main(script, *recipe, "--output_dir", tmp_path / f"again{number}")
+        weights = [tmp_path / name / "model.safetensors" for name in ("run", f"again{number}")]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
     run_main(example, *arguments(corpus, published, tmp_path / "run", "--resume_from_checkpoint", "last"))
     other = NeoBERTForMaskedLM.from_pretrained(published)
     other.decoder.bias.data[9] += 1

@@ -24,8 +24,9 @@ from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
 from transformers.hf_argparser import HfArg
 
+from ..files.texts import as_list
 from ..runs import CheckedCheckpoints, ResumeArguments
-from .pairs import read_yaml
+from .pairs import Sets, as_sets, read_yaml
 from .retrieval import pairs_evaluators
 from .training import PairArguments, train_and_record
 
@@ -140,7 +141,7 @@ class ContrastiveArguments(PairArguments):
         if self.training_sets:
             if self.train_files or self.instructions:
                 raise ValueError("give training_sets, or train_files and instructions, not both")
-            file, *names = self.training_sets
+            file, *names = self.training_sets = as_list(self.training_sets)
             listed = read_yaml(file)
             if unknown := [name for name in names or listed if "file" not in (listed.get(name) or ())]:
                 known = ", ".join(listed)
@@ -188,7 +189,7 @@ def read_prompts(arguments: ContrastiveArguments, sets: Mapping[str, Dataset]) -
 
 
 def mine_negatives(
-    sets: DatasetDict, prompts: dict[str, str], model: SentenceTransformer, num_negatives: int, sides: str = "both"
+    sets: Sets, prompts: dict[str, str], model: SentenceTransformer, num_negatives: int, sides: str = "both"
 ) -> DatasetDict:
     """Add to each pair the most similar other documents of its set as hard negatives.
 
@@ -205,7 +206,7 @@ def mine_negatives(
         ValueError: A set already has negatives, which mining would discard.
     """
     mined = DatasetDict()
-    for name, rows in sets.items():
+    for name, rows in as_sets(sets, "train").items():
         if negatives := rows.column_names[2:]:
             raise ValueError(f"{name} already has negatives ({', '.join(negatives)}); mine for sets of pairs only")
         options = {"query_prompt": prompts.get(name), "corpus_prompt": prompts.get(name) if sides == "both" else None}
@@ -268,17 +269,17 @@ def set_sampling(
 
 def train_contrastive(
     model: SentenceTransformer,
-    sets: Mapping[str, Dataset],
+    sets: Sets,
     training: ContrastiveTrainingArguments,
     arguments: ContrastiveArguments | None = None,
     prompts: Mapping[str, str] | None = None,
-    held_out: Mapping[str, Dataset] | None = None,
+    held_out: Sets | None = None,
 ) -> list[dict]:
     """Train an embedding model on pairs or triplets, in the folder `training.output_dir`, and save it there.
 
     Args:
         model: Embedding model, such as of `sentence_transformer`. It keeps the prompt of the sets if they have only one.
-        sets: Columns anchor, positive and negatives, by name of the set.
+        sets: Columns anchor, positive and negatives, by name of the set; a single set has the name train.
         training: Training arguments, of which the sampler and the prompts are changed.
         arguments: The loss, the sampling and the sides of the prompts.
         prompts: Text before the inputs of a set, by its name.
@@ -292,7 +293,7 @@ def train_contrastive(
         FileExistsError: As of `train_and_record`.
     """
     arguments = arguments or ContrastiveArguments(model[0].model.name_or_path)
-    prompts, sides, sets = dict(prompts or {}), arguments.instruction_sides, DatasetDict(sets)
+    prompts, sides, sets = dict(prompts or {}), arguments.instruction_sides, as_sets(sets, "train")
     of_sides = {"both": slice(None), "query": slice(1)}[sides]
     training.prompts = {
         name: dict.fromkeys(sets[name].column_names[of_sides], prompt) for name, prompt in prompts.items()

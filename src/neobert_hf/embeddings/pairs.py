@@ -10,7 +10,9 @@ import yaml
 from datasets import Dataset, DatasetDict
 
 from ..files.rows import checked_text, read_rows
+from ..files.texts import as_list
 
+Sets = Mapping[str, Dataset] | Dataset  # by name, or one
 MOST_HELD_OUT = 1000  # rows of a set; more rows cost time and hardly change the metrics
 
 
@@ -53,14 +55,19 @@ def read_sets_of_pairs(files: Iterable[str | Path]) -> DatasetDict:
         ValueError: Two files have one name, or as of `read_pairs`.
     """
     sets = DatasetDict()
-    for file in files:
+    for file in as_list(files):
         if (name := Path(file).stem) in sets:
             raise ValueError(f"two files have the name {name}, which identifies the set; rename one of them")
         sets[name] = read_pairs(file)
     return sets
 
 
-def hold_out(sets: Mapping[str, Dataset], share: float, seed: int) -> tuple[DatasetDict, DatasetDict]:
+def as_sets(sets: Sets, name: str) -> DatasetDict:
+    """Return sets by name; a single set gets this name."""
+    return DatasetDict({name: sets} if isinstance(sets, Dataset) else sets)
+
+
+def hold_out(sets: Sets, share: float, seed: int) -> tuple[DatasetDict, DatasetDict]:
     """Divide each set at random into rows to train on and rows to evaluate on.
 
     Args:
@@ -72,8 +79,8 @@ def hold_out(sets: Mapping[str, Dataset], share: float, seed: int) -> tuple[Data
     Returns:
         The sets to train on, and the held-out rows of those sets that have some.
     """
-    training, held_out = DatasetDict(sets), DatasetDict()
-    for name, rows in sets.items():
+    training, held_out = as_sets(sets, "train"), DatasetDict()
+    for name, rows in list(training.items()):
         if (number := min(int(share * len(rows)), MOST_HELD_OUT)) > 1:
             parts = rows.train_test_split(number, seed=seed)
             training[name], held_out[name] = parts["train"], parts["test"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..files.rows import SUFFIXES as ROWS
 from ..files.rows import read_lines, read_texts
+from ..files.texts import as_list
 from ..files.wordpiece import plain_tokenizer
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> tuple[dict[Path
         OSError: A path does not exist, or a pattern has no match.
     """
     files, skipped = {}, Counter()
-    for path in map(Path, paths):
+    for path in map(Path, as_list(paths)):
         matches = [path] if os.path.lexists(path) else _matches(path)
         if not matches:
             raise FileNotFoundError(errno.ENOENT, "No such file or folder", str(path))

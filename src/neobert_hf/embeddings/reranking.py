@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from transformers.hf_argparser import HfArg
 from ..files.trust import keep_known_settings
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, ResumeArguments, default_learning_rate
 from .models import check_modules_of
+from .pairs import Sets, as_sets
 from .training import PairArguments, train_and_record
 
 
@@ -72,7 +73,7 @@ def open_reranker(name: str, max_seq_length: int | None = None) -> CrossEncoder:
     return model
 
 
-def labelled_pairs(sets: Mapping[str, Dataset], model: SentenceTransformer, num_negatives: int) -> DatasetDict:
+def labelled_pairs(sets: Sets, model: SentenceTransformer, num_negatives: int) -> DatasetDict:
     """Return each pair with label 1, and each question with the most similar other documents of its set with label 0.
 
     Args:
@@ -84,7 +85,7 @@ def labelled_pairs(sets: Mapping[str, Dataset], model: SentenceTransformer, num_
         ValueError: A set has negatives of its own, or no document beside the right ones.
     """
     labelled = DatasetDict()
-    for name, rows in sets.items():
+    for name, rows in as_sets(sets, "train").items():
         if len(rows.column_names) > 2:
             raise ValueError(
                 f"{name} has {len(rows.column_names)} columns; give pairs of question and answer, for which negatives are mined"
@@ -98,9 +99,9 @@ def labelled_pairs(sets: Mapping[str, Dataset], model: SentenceTransformer, num_
     return labelled
 
 
-def reranking_loss(model: CrossEncoder, sets: Mapping[str, Dataset]) -> BinaryCrossEntropyLoss:
+def reranking_loss(model: CrossEncoder, sets: Sets) -> BinaryCrossEntropyLoss:
     """Return the binary cross-entropy in which right and wrong documents have the same weight in total."""
-    labels = [label for rows in sets.values() for label in rows["label"]]
+    labels = [label for rows in as_sets(sets, "train").values() for label in rows["label"]]
     return BinaryCrossEntropyLoss(model, pos_weight=torch.tensor(labels.count(0) / labels.count(1)))
 
 
@@ -133,17 +134,17 @@ def reranking_evaluator(
 
 def train_reranker(
     model: CrossEncoder,
-    pairs: Mapping[str, Dataset],
+    pairs: Sets,
     retriever: SentenceTransformer,
     training: RerankerTrainingArguments,
     arguments: RerankerArguments | None = None,
-    held_out: Mapping[str, Dataset] | None = None,
+    held_out: Sets | None = None,
 ) -> list[dict]:
     """Train a reranker on pairs of question and answer, in the folder `training.output_dir`, and save it there.
 
     Args:
         model: A cross-encoder with one score, as of `open_reranker`.
-        pairs: Questions and answers by name of the set.
+        pairs: Questions and answers by name of the set; a single set has the name train.
         retriever: Embedding model that finds the wrong answers and the candidates of the evaluation.
         training: Training arguments.
         arguments: Number of wrong answers and of candidates, and the files, which identify the run.
@@ -156,7 +157,8 @@ def train_reranker(
         FileExistsError: The folder holds another model or checkpoints of another run.
         ValueError: A set has no wrong answers, or as of `train_and_record`.
     """
-    arguments, held_out = arguments or RerankerArguments(model[0].model.name_or_path), held_out or {}
+    arguments = arguments or RerankerArguments(model[0].model.name_or_path)
+    pairs, held_out = as_sets(pairs, "train"), as_sets(held_out or {}, "held_out")
     sets = labelled_pairs(pairs, retriever, arguments.num_negatives)
     documents = sorted(
         {answer for rows in (*pairs.values(), *held_out.values()) for answer in rows[rows.column_names[1]]}

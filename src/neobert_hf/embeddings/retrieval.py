@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from datasets import Dataset
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
+from .pairs import Sets, as_sets
+
 
 def pairs_evaluator(
     pairs: Dataset, name: str, distractors: Iterable[str] = (), **prompts: str | None
@@ -40,7 +42,7 @@ def pairs_evaluator(
 
 
 def pairs_evaluators(
-    sets: Mapping[str, Dataset], prompts: Mapping[str, str] | None = None, sides: str = "both"
+    sets: Sets, prompts: Mapping[str, str] | None = None, sides: str = "both"
 ) -> list[InformationRetrievalEvaluator]:
     """Return an evaluator of the pairs of each set.
 
@@ -50,7 +52,7 @@ def pairs_evaluators(
         sides: "both" puts the prompt of a set before documents too, "query" before queries only.
     """
     evaluators = []
-    for name, pairs in sets.items():
+    for name, pairs in as_sets(sets, "held_out").items():
         prompt = (prompts or {}).get(name)
         corpus_prompt = prompt if sides == "both" else None
         evaluators.append(pairs_evaluator(pairs, name, query_prompt=prompt, corpus_prompt=corpus_prompt))

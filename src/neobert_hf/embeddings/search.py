@@ -20,7 +20,7 @@ import regex
 from huggingface_hub.constants import HF_HOME
 from tqdm.auto import tqdm
 
-from ..files.texts import printable
+from ..files.texts import as_list, printable
 from ..runs import MINI_MODEL_PATH, one_line
 from .kept import Kept
 from .models import fingerprint
@@ -63,8 +63,8 @@ class DocumentSearch:
     words is built anew.
 
     Args:
-        paths: Files, folders, and patterns such as `notes/**/*.md`. A folder contributes the files whose suffix is in
-            `PassageReader.SUFFIXES`. A named file of another suffix is read as text.
+        paths: Files, folders, and patterns such as `notes/**/*.md`, or one of them. A folder contributes the files whose suffix
+            is in `PassageReader.SUFFIXES`. A named file of another suffix is read as text.
         model: Embedding model, as a folder or a Hub id.
         max_length: Longest passage in tokens, special tokens included; by default what the model reads, at most 512.
         text_column: Column of the texts in .jsonl, .json, .csv, .tsv and .parquet.
@@ -81,7 +81,7 @@ class DocumentSearch:
 
     def __init__(
         self,
-        paths: Sequence[str],
+        paths: str | Sequence[str],
         model: str = MINI_MODEL_PATH,
         max_length: int | None = None,
         text_column: str = "text",
@@ -90,7 +90,7 @@ class DocumentSearch:
     ) -> None:
         if not 0 <= word_weight <= 1:
             raise ValueError(f"word_weight={word_weight} is not between 0 and 1; 0 ignores the words, 1 the vectors")
-        files, self.skipped = find_files(paths, PassageReader.SUFFIXES)
+        files, self.skipped = find_files(paths := as_list(paths), PassageReader.SUFFIXES)
         self.encoder = open_for_inference(model, max_length)
         length = max_length or min(longest_input(self.encoder) or LONGEST, LONGEST)
         reader = PassageReader(self.encoder, length, text_column)

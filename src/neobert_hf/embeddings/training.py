@@ -15,10 +15,10 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.base.trainer import BaseTrainer
 from transformers.hf_argparser import HfArg
 
-from ..files.texts import check_leaves_tokens
+from ..files.texts import as_list, check_leaves_tokens
 from ..files.writing import content_hash, file_hash, saving
 from ..runs import MINI_MODEL_PATH, curve_of, lock_run, train_or_resume, tune_allocator, write_record
-from ..runs.manifests import CHECKPOINTS_INTACT
+from ..runs.manifests import what_is_left
 from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
 
 # Values of a run that its card shows.
@@ -54,6 +54,8 @@ class PairArguments:
                 f"held_out_share={self.held_out_share} is not a share; give 0 for no evaluation, or a number below 1"
             )
         check_leaves_tokens(self.max_seq_length)
+        self.train_files = as_list(self.train_files) or None
+        self.validation_files = as_list(self.validation_files) or None
 
 
 def open_sets(arguments: PairArguments, seed: int) -> tuple[DatasetDict, DatasetDict]:
@@ -131,7 +133,7 @@ def train_and_record(
         tune_allocator()
     with lock_run(folder):
         trainer = train_or_resume(make_trainer, training, run)
-        with saving(folder, CHECKPOINTS_INTACT):
+        with saving(folder, what_is_left(folder)):
             trainer.save_model()
         if not trainer.is_world_process_zero():
             return []

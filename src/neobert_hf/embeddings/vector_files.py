@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..files.rows import SUFFIXES, read_text_column
-from ..files.texts import beginning, check_leaves_tokens, check_max_length
+from ..files.texts import as_list, beginning, check_leaves_tokens, check_max_length
 from ..files.wordpiece import plain_tokenizer
 from ..files.writing import check_target, replacing, writing
 from ..model.machine_neobert import best_dtype
@@ -31,7 +31,7 @@ WRITER = "neobert embed"
 
 
 def embed_files(
-    files: Sequence[str],
+    files: str | Sequence[str],
     output: str,
     model: str = MINI_MODEL_PATH,
     text_column: str = "text",
@@ -45,7 +45,8 @@ def embed_files(
     OUTPUT.vectors keeps the vectors until the output is complete, so a call after an interruption embeds what is missing.
 
     Args:
-        files: Files, folders, and patterns. Texts are in .txt (a text in each line), .jsonl, .json, .csv, .tsv or .parquet.
+        files: Files, folders, and patterns, or one of them. Texts are in .txt (a text in each line), .jsonl, .json, .csv, .tsv
+            or .parquet.
         output: File to write: .npy holds the embeddings (texts, dimension) in float32; .jsonl and .parquet hold the columns text
             and embedding.
         model: Embedding model, as a folder or a Hub id.
@@ -65,7 +66,7 @@ def embed_files(
         OSError: A file cannot be read, or the output cannot be written.
     """
     suffixes, target = (".txt", *SUFFIXES), Path(output)
-    found, skipped = find_files(files, suffixes)
+    found, skipped = find_files(files := as_list(files), suffixes)
     if not found:
         raise ValueError(f"{', '.join(files)}: no file ends in {', '.join(suffixes)}; choose files of texts")
     if target.suffix not in OUTPUTS:

@@ -22,7 +22,7 @@ import pyarrow
 import pyarrow.parquet
 from transformers.utils import logging
 
-from .texts import LONE_SURROGATES, printable
+from .texts import LONE_SURROGATES, as_list, printable
 
 logger = logging.get_logger(__name__)
 
@@ -135,7 +135,7 @@ def read_text_column(files: Iterable[str | Path], column: str) -> list[tuple[str
         ValueError: A row has no text in this column, or all texts are white space.
         OSError: A file cannot be read.
     """
-    files = list(files)
+    files = as_list(files)
     texts = [text for file in files for text in read_texts(file, column, "line", is_strict=True)]
     if not any(text.strip() for _, text in texts):
         others = f" and {len(files) - 1:,} other files" if len(files) > 1 else ""

@@ -1,6 +1,8 @@
 """Texts: what of them may reach a terminal, how much of them a model reads, and the longest that it can take."""
 
+import os
 import re
+from collections.abc import Iterable
 
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,6 +27,11 @@ def printable(text: str) -> str:
     surrogate pair the character U+FFFD. All other characters stay.
     """
     return LONE_SURROGATES.sub("\ufffd", CONTROLS.sub("", LINE_ENDS.sub(" ", text)))
+
+
+def as_list(values: str | os.PathLike | Iterable[str | os.PathLike] | None) -> list[str]:
+    """Return names or paths as a list of strings; a single one is a list of one, None an empty list."""
+    return [str(value) for value in ([values] if isinstance(values, str | os.PathLike) else values or ())]
 
 
 def beginning(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None = None) -> str:

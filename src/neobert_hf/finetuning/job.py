@@ -33,7 +33,7 @@ from ..runs import (
 )
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW, is_best_if_large
 from ..runs.folders import OF_A_MODEL, RUN
-from ..runs.manifests import CHECKPOINTS_INTACT
+from ..runs.manifests import what_is_left
 from ..runs.record import origin_of
 from .predictions import PREDICTION, write_predictions
 from .rows import LabelledRows
@@ -419,7 +419,7 @@ class Job(ABC):
         if self._training is None or self.adapter:  # the folder of the source would lose its record, or the base
             options["inputs"] = [self.source]
         is_first = PartialState().is_main_process and not is_own
-        with vacated(folder, **options) if is_first else nullcontext(), saving(folder, CHECKPOINTS_INTACT):
+        with vacated(folder, **options) if is_first else nullcontext(), saving(folder, what_is_left(folder)):
             self._save_weights(folder)
         PartialState().wait_for_everyone()  # the other processes may read what the first one has written
         self._saved = folder, data, origin

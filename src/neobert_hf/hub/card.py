@@ -15,7 +15,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 
 from ..embeddings.models import read_kind, read_modules
-from ..files.texts import printable
+from ..files.texts import as_list, printable
 from ..files.trust import check_links, read_json
 from ..files.writing import replacing
 from ..runs.adapters import labels_of_adapter
@@ -95,21 +95,21 @@ def write_card(
     folder = Path(folder)
     check_links(folder)
     file = Path(record_folder or folder) / RECORD
-    record = read_json(file) if file.is_file() else {}
+    record = plain(read_json(file)) if file.is_file() else {}
     values = _describe(folder)
-    start = origin_of(values["base_id"]) if values["base_id"] else record.get("source")
+    start = plain(origin_of(values["base_id"])) if values["base_id"] else record.get("source")
     if values["base_id"] and Path(values["base_id"]).is_dir():  # a folder of this machine by its name alone
         values["base_id"] = Path(values["base_id"]).name
     base = None if start == MINI else start
-    name = (model_id or record.get("model_id") or folder.resolve().name).strip("/")
+    name = plain(model_id or record.get("model_id") or folder.resolve().name).strip("/")
     scores = [found for score in record.get("scores", ()) for found in _results(values["task"], score)]
     results = [result for result, _ in scores]
     data = ModelCardData(
         library_name=values["library"],
         pipeline_tag=values["task"],
-        tags=[values["config"].model_type] + [values["library"]] * (values["library"] == "sentence-transformers"),
-        license=license or record.get("license"),
-        language=list(language or record.get("language") or ()) or None,
+        tags=plain([values["config"].model_type, *{values["library"]} & {"sentence-transformers"}]),
+        license=plain(license) or record.get("license"),
+        language=plain(as_list(language or record.get("language"))) or None,
         base_model=base,
         base_model_relation=("adapter" if values["library"] == "peft" else "finetune") if base else None,
         datasets=record.get("datasets") or None,
@@ -142,10 +142,18 @@ def write_card(
         print(printable(line), flush=True)
 
 
+def plain(value: Any) -> Any:
+    """Return a value with its strings as single lines, without characters that control a terminal or the direction of text."""
+    if isinstance(value, str):
+        return "".join(character for character in " ".join(value.split()) if character.isprintable())
+    if isinstance(value, Mapping):
+        return {plain(name): plain(part) for name, part in value.items()}
+    return list(map(plain, value)) if isinstance(value, list) else value
+
+
 def markdown(text: Any) -> str:
     """Escape `text` as one line of plain Markdown text, without markup, HTML, table cells or control characters."""
-    line = "".join(character for character in " ".join(str(text).split()) if character.isprintable())
-    return re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(line, quote=False))
+    return re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(plain(str(text)), quote=False))
 
 
 def python(value: str | list[str]) -> str:

@@ -27,16 +27,20 @@ from .arguments import CorpusArguments, PretrainingArguments
 from .collators import PackedMLMCollator
 from .corpus import open_corpus
 from .optimizers import name_of
-from .rows import open_text
+from .rows import open_text, order_of_rows
 from .training import build_model, pretrain
 
 PLAN, REPORT, RESULT, LOCK = "plan.json", "ablation.json", "held_out.json", ".ablation.lock"
 FUNCTIONS = ("model", "optimizer", "schedule")  # of `pretrain`
 CONFIDENCE = 0.95
 MASK_RATE = 0.2  # of the held-out documents, whatever the rate of an arm
-# Values of a recipe that decide which documents lie in which row of which step, and which tokens are masked.
-OF_ROWS = ("row_tokens", "tokens_per_step", "max_length", "mixture", "longer_than")
-OF_MASKS = ("mask_rate", "mask_rate_shares", "mask_replace_prob", "random_replace_prob")
+# Values of a recipe that decide neither which documents lie in which row of which step, nor which tokens are masked.
+OF_WEIGHTS = (
+    *("optimizer", "learning_rate", "schedule", "warmup_steps", "decay_until", "decay_from", "weight_decay"),
+    *("decay_norms_and_embeddings", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "batch_format"),
+    *("architecture", "config", "corpus", "text_column", "tokenizer"),
+)
+OF_MASKS = ("max_steps", "mask_rate", "mask_rate_shares", "mask_replace_prob", "random_replace_prob")
 # What a launcher sets for one training on several devices; here each process trains runs of its own.
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 DEFAULTS = {"report_to": "none", "save_total_limit": 1, "resume_from_checkpoint": "auto"}
@@ -221,12 +225,12 @@ def held_out_losses(
         "num_correct": np.zeros(len(texts)),
         "num_masked": np.zeros(len(texts)),
     }
-    collator = PackedMLMCollator(tokenizer, mask_rate, batch_format="padded")
+    collator, names = PackedMLMCollator(tokenizer, mask_rate, batch_format="padded"), ("input_ids", "attention_mask")
     by_length = np.argsort([len(ids) for ids in encoded["input_ids"]], kind="stable").tolist()
     model.eval()
     for start in range(0, len(texts), batch_size):
         numbers = by_length[start : start + batch_size]
-        batch = collator([{"input_ids": encoded["input_ids"][number], "mask_seed": number} for number in numbers])
+        batch = collator([{name: encoded[name][i] for name in names} | {"mask_seed": i} for i in numbers])
         labels = batch.pop("labels").to(model.device)
         with torch.no_grad():
             logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits.float()
@@ -307,15 +311,21 @@ def _check_plan(output_dir, ablation, arms, per_character):
     return plan
 
 
-def _tokenize(output_dir, data, training):
-    """Tokenize the text of a run, if no run with the same text and tokenizer has done it, and set its folder."""
-    tokenizer = _tokenizer_of(data, training)
+def _text_of(data, training):
+    """What identifies the tokenized text of a run."""
     names = ("train_files", "dataset_config", "text_column", "sample_by")
-    text = {name: getattr(data, name) for name in names} | {"tokenizer": tokenizer_hash(tokenizer)}
+    text = {name: getattr(data, name) for name in names}
+    text["tokenizer"] = tokenizer_hash(_tokenizer_of(data, training))
     if not data.train_files:
         text["dataset_name"] = data.dataset_name or training.to_recipe().corpus
-    data.documents_dir = data.documents_dir or str(output_dir / f"documents-{content_hash(text)[:8]}")
-    open_text(data, training, tokenizer)
+    return text
+
+
+def _tokenize(output_dir, data, training):
+    """Tokenize the text of a run, if no run with the same text and tokenizer has done it, and set its folder."""
+    text = content_hash(_text_of(data, training))
+    data.documents_dir = data.documents_dir or str(output_dir / f"documents-{text[:8]}")
+    open_text(data, training, _tokenizer_of(data, training))
 
 
 def _train(arm, data, training, functions, texts, max_length):
@@ -398,6 +408,21 @@ def _is_settled(results, arm, ablation, per_character):
     return all(low > 0 or high < 0 for low, high in (found["interval"], found["interval_of_seeds"]))
 
 
+def _compare_rows(ours, theirs):
+    """Whether two arms have the same rows in the steps that both have, and whether the same tokens of them are masked."""
+    rows, masks, steps = [], [], min(training.max_steps for _, training in (ours, theirs))
+    for data, training in (ours, theirs):
+        recipe = training.to_recipe()
+        values = {name: value for name, value in asdict(recipe).items() if name not in (*OF_WEIGHTS, *OF_MASKS)}
+        values["longer_than"] = recipe.mixture[0] != 1 and recipe.longer_than
+        text = _text_of(data, training) if data.streaming else data.documents_dir
+        rows.append((values, text, order_of_rows(data, training)))
+        rates = [recipe.mask_rate_at(step) for step in range(steps)]
+        masks.append((rates, recipe.mask_replace_prob, recipe.random_replace_prob))
+    same_rows = rows[0] == rows[1]
+    return {"same_rows": same_rows, "same_masks": same_rows and masks[0] == masks[1]}
+
+
 def _describe(results, arm, ablation, arms, per_character):
     """What `ablation.json` says of an arm."""
     losses, theirs = (_losses(results, name, ablation, per_character) for name in (arm, ablation.baseline))
@@ -406,19 +431,11 @@ def _describe(results, arm, ablation, arms, per_character):
         for name, seed in results
         if name == arm and "diverged" in results[name, seed]
     }
-    (data, training), (base_data, base_training) = arms[arm], arms[ablation.baseline]
-    names = ("documents_dir", "long_documents", "streaming")
-    same_rows = all(getattr(data, name) == getattr(base_data, name) for name in names)
-    same_rows &= all(getattr(training, name) == getattr(base_training, name) for name in OF_ROWS)
-    described = {
-        "same_rows": same_rows,
-        "same_masks": same_rows and all(getattr(training, name) == getattr(base_training, name) for name in OF_MASKS),
-        "diverged": diverged,
-    }
+    described = {**_compare_rows(arms[arm], arms[ablation.baseline]), "diverged": diverged}
     if not losses:
         return described
     of_seeds = [results[arm, seed] for seed in losses]
-    summary = read_json(Path(training.output_dir).with_name(f"{arm}-{next(iter(losses))}") / SUMMARY)
+    summary = read_json(Path(arms[arm][1].output_dir).with_name(f"{arm}-{next(iter(losses))}") / SUMMARY)
     described |= {name: summary[name] for name in ("num_parameters", "training_flops", "num_tokens", "steps")}
     described |= {
         "loss": float(np.mean([np.nanmean(values) for values in losses.values()])),

@@ -3,14 +3,17 @@
 # ruff: noqa: RUF009  (HfArg returns a field)
 
 import os
+from argparse import Namespace
 from dataclasses import dataclass, fields
+from typing import Any
 
 from transformers import TrainingArguments
 from transformers.hf_argparser import HfArg
 
+from ..files.texts import as_list
 from ..runs.arguments import ResumeArguments
 from .plans import LONG_DOCUMENTS
-from .recipes import RECIPES, Recipe, load_recipe
+from .recipes import RECIPES, Recipe, read_recipe
 
 # Fields of a recipe that are arguments too; CorpusArguments and config_overrides set the others.
 VALUES = [field.name for field in fields(Recipe) if field.name not in ("config", "corpus", "text_column", "tokenizer")]
@@ -34,6 +37,8 @@ class CorpusArguments:
     streaming: bool = HfArg(default=False, help="Tokenize during training, store nothing; a resume reads all again.")
 
     def __post_init__(self):
+        self.train_files = as_list(self.train_files) or None
+        self.validation_files = as_list(self.validation_files) or None
         if self.train_files and self.dataset_name:
             raise ValueError("train_files and dataset_name are both given; give one of them")
         if self.long_documents not in LONG_DOCUMENTS:
@@ -126,6 +131,22 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         if self.deepspeed_plugin is not None:
             self._check_deepspeed(self.deepspeed_plugin.deepspeed_config)
 
+    @classmethod
+    def defaults_of(cls, given: Namespace) -> dict[str, Any]:
+        """Return what the file of `--recipe` gives in place of defaults: its `run`, and values that have a default here.
+
+        Raises:
+            ValueError: The file cannot be read, or its `run` holds what is no argument.
+        """
+        _, values, run = read_recipe(given.recipe)
+        if unknown := run.keys() - {item.name for kind in (CorpusArguments, cls) for item in fields(kind)}:
+            raise ValueError(
+                f"{given.recipe}: the run has {', '.join(f'{name} {run[name]}' for name in sorted(unknown))}, which no argument "
+                "gives; call pretrain from Python"
+            )
+        own = [item.name for item in fields(cls) if item.name in VALUES and item.default is not None]
+        return {name: values[name] for name in own if name in values} | run
+
     def refuse_optim(self, chosen: str) -> None:
         """Raise ValueError if `optim` names an optimizer of Trainer beside another one, such as that of a function."""
         optim = getattr(self.optim, "value", self.optim)
@@ -178,7 +199,10 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
 
     def to_recipe(self) -> Recipe:
         """The recipe that these arguments describe."""
-        recipe = load_recipe(self.recipe)
-        if self.phase == 2:
+        recipe, _, run = read_recipe(self.recipe)
+        phase = run.get("phase", 1)
+        if self.phase < phase:
+            raise ValueError(f"recipe={self.recipe!r} is of phase {phase}; give phase={phase} and init_from")
+        if self.phase > phase:
             recipe = recipe.second_phase()
         return recipe.replace(**{name: getattr(self, name) for name in VALUES if getattr(self, name) is not None})

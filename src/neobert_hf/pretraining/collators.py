@@ -34,7 +34,8 @@ class PackedMLMCollator:
 
     Raises:
         ValueError: The tokenizer has no mask token, or no padding token for "padded"; the batch format is unknown,
-            `trust_boundaries` is set without `return_flash_attn_kwargs`, or a document holds no token.
+            `trust_boundaries` is set without `return_flash_attn_kwargs`, a document holds no token, or one without a mask may
+            hold padding between its tokens.
 
     Source: paper, section 3.3 (20 % masking without random or kept tokens) and Table 2, row M6, which shows the loss from
         packing without isolating documents.
@@ -66,15 +67,17 @@ class PackedMLMCollator:
             seed=self.seed,
         )
         self.special_ids = torch.tensor(self.tokenizer.all_special_ids)
+        roles = self.tokenizer.special_tokens_map
+        self.pad_is_text = self.tokenizer.pad_token in [roles[name] for name in roles if name != "pad_token"]
 
     def __call__(self, documents: list[dict]) -> dict:
         """Turn N tokenized documents into one packed row of T tokens.
 
         Args:
-            documents: Dicts with `input_ids`. Tokens whose `attention_mask` is 0 are padding and are removed. A dict that also
-                has `position_ids` is a packed row, for example of `PackedStream`; a position that does not increase begins a
-                document. With `mask_seed`, the masks of a row depend only on this number and the row; a `mask_rate` overrides
-                `mlm_probability`.
+            documents: Dicts with `input_ids`. Tokens whose `attention_mask` is 0 are padding and are removed; without a mask,
+                ids of padding at both ends of a document. A dict that also has `position_ids` is a packed row, for example of
+                `PackedStream`; a position that does not increase begins a document. With `mask_seed`, the masks of a row depend
+                only on this number and the row; a `mask_rate` overrides `mlm_probability`.
 
         Returns:
             `input_ids`, `labels` and `position_ids` (1, T); positions begin at 0 in each document. With
@@ -82,7 +85,7 @@ class PackedMLMCollator:
             `max_length_k` as integers. "concatenated": without `position_ids`. "padded": `input_ids`, `labels` and
             `attention_mask` (N, longest).
         """
-        rows = [_read_row(row) for row in documents]
+        rows = [self._without_padding(row, *_read_row(row)) for row in documents]
         lengths = [length for _, lengths in rows for length in lengths]
         if 0 in lengths:
             raise ValueError(
@@ -113,6 +116,23 @@ class PackedMLMCollator:
             row |= {"max_length_q": max(lengths), "max_length_k": max(lengths)}
             row |= {"trust_boundaries": True} if self.trust_boundaries else {}
         return row
+
+    def _without_padding(self, row, ids, lengths):
+        """Return ids and lengths without padding that no mask tells, which stands at the ends of documents."""
+        pad = self.tokenizer.pad_token_id
+        if pad is None or row.get("attention_mask") is not None or not (ids == pad).any():
+            return ids, lengths
+        if self.pad_is_text:  # such as the end of a text
+            parts, is_unclear = [ids], any(len(end) == 2 and (end == pad).all() for end in (ids[:2], ids[-2:]))
+        else:
+            tokens = [(part, (part != pad).nonzero().flatten().tolist()) for part in ids.split(lengths)]
+            parts = [part[found[0] : found[-1] + 1] for part, found in tokens if found] or [ids[:0]]
+            lengths, is_unclear = list(map(len, parts)), (parts[0] == pad).any()
+        if is_unclear and "position_ids" not in row:  # a text of a packed row may name the padding
+            raise ValueError(
+                f"a document holds {self.tokenizer.pad_token} where it may be padding or text; give its attention_mask"
+            )
+        return torch.cat(parts), lengths
 
     def _mask(self, ids, mask_seed=None, mask_rate=None):
         """Return masked ids and labels, (T,) both."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from datasets import IterableDataset, load_dataset
 
 from ..files.rows import SAMPLES, checked_text, read_texts
+from ..files.texts import as_list
 from .arguments import CorpusArguments
 from .recipes import Recipe
 
@@ -23,7 +24,7 @@ class Corpus:
     """Texts that can be read any number of times, in the same order.
 
     Args:
-        files: Files of `read_texts`: text, JSON, CSV, TSV or Parquet, compressed or not.
+        files: Files of `read_texts`, or one of them: text, JSON, CSV, TSV or Parquet, compressed or not.
         dataset_name: Id of a dataset on the Hub, or a folder that `load_dataset` can read; give either this or `files`.
         dataset_config: Configuration of the dataset.
         split: Split of the dataset.
@@ -36,7 +37,7 @@ class Corpus:
         FileNotFoundError: A file does not exist.
     """
 
-    files: Sequence[str | Path] | None = None
+    files: str | Path | Sequence[str | Path] | None = None
     dataset_name: str | None = None
     dataset_config: str | None = None
     split: str = "train"
@@ -44,6 +45,7 @@ class Corpus:
     sample_by: str = "paragraph"
 
     def __post_init__(self):
+        object.__setattr__(self, "files", as_list(self.files) or None)
         if bool(self.files) == bool(self.dataset_name):
             raise ValueError(f"files={self.files} and dataset_name={self.dataset_name!r}: give exactly one of them")
         if self.sample_by not in SAMPLES:

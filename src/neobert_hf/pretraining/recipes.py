@@ -176,10 +176,19 @@ def load_recipe(name: str) -> Recipe:
     """Return the recipe with this name, or that of a YAML file, which holds the values that differ from the recipe `paper`.
 
     Raises:
+        ValueError: As `read_recipe`.
+    """
+    return read_recipe(name)[0]
+
+
+def read_recipe(name: str) -> tuple[Recipe, dict, dict]:
+    """Return a recipe as `load_recipe`, the values that its file holds, and the other arguments of the run that has written it.
+
+    Raises:
         ValueError: There is no such recipe or file, or the file holds another value than those of a recipe.
     """
     if name in RECIPES:
-        return RECIPES[name]
+        return RECIPES[name], {}, {}
     if not name.endswith((".yaml", ".yml")):
         raise ValueError(
             f"recipe={name!r} is not one of {', '.join(RECIPES)}, and no YAML file such as examples/paper/recipes/m3.yaml"
@@ -188,8 +197,8 @@ def load_recipe(name: str) -> Recipe:
         values = yaml.safe_load(Path(name).read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"recipe={name!r} cannot be read: {error}") from error
-    defaults = asdict(Recipe())
-    if not isinstance(values, dict) or values.keys() - defaults.keys():
+    defaults, run = asdict(Recipe()), values.pop("run", {}) if isinstance(values, dict) else None
+    if not isinstance(run, dict) or values.keys() - defaults.keys():
         raise ValueError(
             f"{name} must hold values by name, such as max_length: 512; the names are {', '.join(defaults)}"
         )
@@ -203,4 +212,4 @@ def load_recipe(name: str) -> Recipe:
             raise ValueError(
                 f"{name}: {key}={value!r} is a {type(value).__name__}, not a {kind.__name__} (0.0001, not 1e-4)"
             )
-    return Recipe(**values)
+    return Recipe(**values), values, run

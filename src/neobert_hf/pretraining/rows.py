@@ -97,6 +97,17 @@ def _has_text(num_special_tokens, ids):
     return len(ids) > num_special_tokens
 
 
+def order_of_rows(data: CorpusArguments, training: PretrainingArguments) -> dict:
+    """Return what decides the rows of each step beside text, recipe and seed; a resume and an ablation compare it."""
+    order = {"row_tokens": training.row_tokens}
+    if not data.streaming:
+        return order | {"long_documents": data.long_documents}
+    if training.dataloader_num_workers:  # each packs documents of its own, and gives whole batches in turn
+        order["dataloader_num_workers"] = training.dataloader_num_workers
+        order["per_device_train_batch_size"] = training.per_device_train_batch_size
+    return order
+
+
 def training_rows(data: CorpusArguments, training: PretrainingArguments, documents: Documents | Selection) -> Dataset:
     """Return the rows of a whole run, by packing plans that are made once and kept beside the documents.
 

@@ -28,7 +28,7 @@ from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs import lock_run, train_or_resume, tune_allocator
 from ..runs.folders import RUN, SUMMARY
-from ..runs.manifests import CHECKPOINTS_INTACT
+from ..runs.manifests import what_is_left
 from .arguments import CorpusArguments, PretrainingArguments
 from .collators import PackedMLMCollator
 from .optimizers import (
@@ -42,8 +42,8 @@ from .optimizers import (
     trainable_parameters,
 )
 from .recipes import Recipe
-from .rows import held_out_rows, open_text, training_rows
-from .summary import command_of, write_summary
+from .rows import held_out_rows, open_text, order_of_rows, training_rows
+from .summary import as_yaml, record_of, write_summary
 from .trainer import PretrainingTrainer
 
 logger = logging.get_logger(__name__)
@@ -102,11 +102,12 @@ def _pretrain(data, training, recipe, variant, optimizer, schedule):
             raise ValueError(
                 f"optimizer={recipe.optimizer!r} has no effect beside the function {name_of(optimizer)}; give one"
             )
+    record = record_of(data, training, functions)
     set_seed(training.seed)
     if training.device.type == "cpu":
         tune_allocator()
     if training.process_index == 0:
-        print(f"recipe {training.recipe}, phase {training.phase}:\n{json.dumps(asdict(recipe), indent=1)}", flush=True)
+        print(f"recipe {training.recipe}, phase {training.phase}:\n{as_yaml(record)}", flush=True)
 
     # Text
     tokenizer = load_tokenizer(data.tokenizer_name or recipe.tokenizer)
@@ -161,7 +162,7 @@ def _pretrain(data, training, recipe, variant, optimizer, schedule):
         )
 
     trainer = train_or_resume(make_trainer, training, run)
-    finish(trainer, run, command_of(data, training, functions))
+    finish(trainer, run, record)
     return trainer
 
 
@@ -345,7 +346,6 @@ def identity(
             "files": [Path(file).name for file in data.validation_files or ()],
             "num_held_out": data.num_held_out,
         },
-        "row_tokens": training.row_tokens,
         "optim": training.optim.value,
         "optim_args": training.optim_args,
         "seed": training.seed,
@@ -353,11 +353,7 @@ def identity(
     }
     if training.deepspeed_plugin is not None:  # its checkpoints hold the optimizer's state in files of their own
         run["zero_stage"] = training.deepspeed_plugin.zero_stage
-    if not data.streaming:
-        run["long_documents"] = data.long_documents
-    elif training.dataloader_num_workers:  # each packs documents of its own
-        run["dataloader_num_workers"] = training.dataloader_num_workers
-    return plain(run)
+    return plain(run | order_of_rows(data, training))
 
 
 def plain(values: dict) -> dict:
@@ -365,14 +361,14 @@ def plain(values: dict) -> dict:
     return json.loads(json.dumps(values))
 
 
-def finish(trainer: PretrainingTrainer, run: dict, command: str) -> None:
+def finish(trainer: PretrainingTrainer, run: dict, record: dict) -> None:
     """Evaluate, save the model and the summary, and print the summary as one line of JSON."""
     metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
     trainer.model.config.sparse_prediction = False
     if trainer.is_fsdp_enabled:  # one file, even if checkpoints are sharded
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-    with saving(Path(trainer.args.output_dir), CHECKPOINTS_INTACT):
+    with saving(Path(trainer.args.output_dir), what_is_left(trainer.args.output_dir)):
         trainer.save_model()
     if trainer.is_world_process_zero():
-        summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")}, command)
+        summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")}, record)
         print(json.dumps({k: v for k, v in summary.items() if not isinstance(v, dict)}))

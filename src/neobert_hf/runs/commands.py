@@ -68,6 +68,9 @@ class CommandParser(HfArgumentParser):
             close = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.7)
             self.error(f"unknown argument {unknown[0]}" + "".join(f"; did you mean {name}?" for name in close))
         try:
+            for dataclass_type in self.dataclass_types:  # defaults may follow from another argument
+                if hasattr(dataclass_type, "defaults_of"):
+                    self.set_defaults(**dataclass_type.defaults_of(self.parse_known_args(args)[0]))
             *parsed, _, rest = super().parse_args_into_dataclasses(args, return_remaining_strings=True, **kwargs)
         except CORRECTABLE as error:
             if os.environ.get("NEOBERT_TRACEBACK") == "1":

@@ -20,6 +20,7 @@ logger = logging.get_logger(__name__)
 
 RUN = "run.json"
 SUMMARY = "training_summary.json"
+RECIPE = "recipe.yaml"  # of a pretraining: what repeats it
 LOCK = "_lock"  # Trainer does not upload files whose name begins with an underscore
 # What a saved model consists of, as patterns, with the folders of its modules; a build for the Hub replaces nothing else.
 MODEL_FILES = (
@@ -33,7 +34,15 @@ MODEL_FILES = (
 MODEL_FILES += tuple(f"[0-9]*_*/{name}" for name in MODEL_FILES)
 # What our trainings write beside them: adapters, records, scores, pictures and predictions.
 RESULTS = (
-    *("adapter_config.json", "adapter_model.safetensors", "base.json", "training.json", "training_args.bin", SUMMARY),
+    *(
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "base.json",
+        "training.json",
+        "training_args.bin",
+        SUMMARY,
+        RECIPE,
+    ),
     *("*_results.json", "confusion_matrix_*.png", "training_curves.png", "predictions.csv", "predictions.jsonl"),
 )
 # And what only a resume needs, and the logs.

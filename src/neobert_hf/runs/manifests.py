@@ -16,9 +16,6 @@ logger = logging.get_logger(__name__)
 MANIFEST = "manifest.json"  # the last file of a checkpoint
 UNFINISHED = f"{MANIFEST}.unfinished"  # exists from the start of a save until the manifest is written
 STATE = "trainer_state.json"
-CHECKPOINTS_INTACT = (
-    "earlier checkpoints are complete; if the disk is full, free space, and resume with --resume_from_checkpoint last"
-)
 
 
 def numbered_checkpoints(folder: str | Path) -> list[tuple[int, Path]]:
@@ -29,6 +26,13 @@ def numbered_checkpoints(folder: str | Path) -> list[tuple[int, Path]]:
         if step.isdecimal():
             found.append((int(step), path))
     return sorted(found, reverse=True)
+
+
+def what_is_left(folder: str | Path) -> str:
+    """Return the end of the message of a failed write into a folder of a run: whether it holds a checkpoint to resume from."""
+    if any((path / MANIFEST).is_file() for _, path in numbered_checkpoints(folder)):
+        return "earlier checkpoints are complete; if the disk is full, free space, and --resume_from_checkpoint last"
+    return f"{folder} holds no complete checkpoint"
 
 
 class CheckedCheckpoints(Trainer):
@@ -50,7 +54,7 @@ class CheckedCheckpoints(Trainer):
         # Trainer would remove older checkpoints before this one is complete.
         limit, args.save_total_limit = args.save_total_limit, None
         try:
-            with saving(folder, CHECKPOINTS_INTACT):
+            with saving(folder, what_is_left(args.output_dir)):
                 if args.should_save:
                     folder.mkdir(parents=True, exist_ok=True)
                     (folder / UNFINISHED).touch()
@@ -92,7 +96,7 @@ def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int =
         if path.is_file() and not path.name.startswith(MANIFEST)
     }
     manifest = {"is_exact": is_exact, "num_processes": num_processes, "files": files}
-    write_json(checkpoint / MANIFEST, manifest, CHECKPOINTS_INTACT)
+    write_json(checkpoint / MANIFEST, manifest, what_is_left(checkpoint.parent))
     (checkpoint / UNFINISHED).unlink(missing_ok=True)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from ..files.texts import as_list
 from ..files.trust import read_json
 from ..files.writing import write_json
 from . import MINI_MODEL_PATH
@@ -54,7 +55,7 @@ def write_record(
         "source": origin_of(source),
         "model_id": training.hub_model_id,
         "license": training.license,
-        "language": list(training.language or ()),
+        "language": as_list(training.language),
         "rows": dict(rows),
         "datasets": list(datasets),
         "scores": [dict(score) for score in scores],
