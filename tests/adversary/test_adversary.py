@@ -18,10 +18,11 @@ from adversary.interruptions import KILLS, WRITES
 from adversary.machinery import FAILED, Failed, Family, report, run_family
 from adversary.masks import MASKS
 from adversary.ranks import RANKS
+from adversary.tokenizers import TOKENIZERS
 from adversary.workbench import Workbench
 from tabulate import tabulate
 
-FAMILIES = {family.name: family for family in (MASKS, FOLDERS, KILLS, DAMAGE, WRITES, RANKS)}
+FAMILIES = {family.name: family for family in (MASKS, FOLDERS, TOKENIZERS, KILLS, DAMAGE, WRITES, RANKS)}
 pytestmark = pytest.mark.adversary
 
 
