@@ -50,6 +50,7 @@ if find_spec("torch") is not None:
     import transformers
 
     from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
+    from .files.trust import FolderTokenizer
     from .model.configuration_neobert import NeoBERTConfig
     from .model.inference_neobert import inference_copy
     from .model.machine_neobert import best_dtype
@@ -74,7 +75,4 @@ if find_spec("torch") is not None:
     for _auto_class, _model_class in AUTO_CLASSES.items():
         if _auto_class != "AutoConfig":
             getattr(transformers, _auto_class).register(NeoBERTConfig, _model_class, exist_ok=True)
-    # the tokenizer of a folder that names no class
-    transformers.AutoTokenizer.register(
-        NeoBERTConfig, fast_tokenizer_class=transformers.BertTokenizerFast, exist_ok=True
-    )
+    transformers.AutoTokenizer.register(NeoBERTConfig, fast_tokenizer_class=FolderTokenizer, exist_ok=True)

@@ -19,11 +19,13 @@ from adversary.labels import LABELS
 from adversary.machinery import FAILED, Failed, Family, report, run_family
 from adversary.masks import MASKS
 from adversary.ranks import RANKS
+from adversary.tokenizers import TOKENIZERS
 from adversary.workbench import Workbench
 from adversary.writers import WRITERS
 from tabulate import tabulate
 
-FAMILIES = {family.name: family for family in (MASKS, FOLDERS, LABELS, WRITERS, KILLS, DAMAGE, WRITES, RANKS)}
+ALL = (MASKS, FOLDERS, LABELS, TOKENIZERS, WRITERS, KILLS, DAMAGE, WRITES, RANKS)
+FAMILIES = {family.name: family for family in ALL}
 pytestmark = pytest.mark.adversary
 
 

@@ -28,6 +28,7 @@ from neobert_hf.export import export_model, exporting
 from neobert_hf.export.graphs import EmbeddingGraph, load_graph
 from neobert_hf.export.parity import Reference, random_batches
 from neobert_hf.files.wordpiece import train_wordpiece
+from neobert_hf.hub import examine
 
 INPUTS = ("input_ids", "attention_mask")
 FP32 = 1e-5  # largest error over largest value: float32 sums in another order
@@ -157,6 +158,7 @@ def test_the_folder_of_a_model_without_tokenizer_holds_config_and_graph_only(gol
     assert config["max_position_embeddings"] == 128
     assert "auto_map" not in config  # the code is not in the folder
     assert AutoConfig.from_pretrained(folder).num_hidden_layers == 3
+    assert all(examine(golden / name)["is_clean"] for name in ("masked_lm", "openvino_only"))
 
 
 def rope(rope_type, **settings):
@@ -225,6 +227,8 @@ def test_an_embedding_model_is_one_graph_and_the_mean_of_its_token_states_is_the
 
 def test_the_folder_of_an_embedding_model_has_what_other_tools_read(embedder):
     _, out, _ = embedder
+    report = examine(out)
+    assert report["findings"] == [] and report["layout"] == "exported"
     files = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
     settings = {name: json.loads(path.read_text()) for name, path in files.items() if path.suffix == ".json"}
     assert files.keys() - settings.keys() == {"onnx/model.onnx", "onnx/model_quantized.onnx"}

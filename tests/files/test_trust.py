@@ -6,6 +6,7 @@ import shutil
 from fnmatch import fnmatch
 
 import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, BertTokenizerFast, Trainer, TrainingArguments
 
 from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
@@ -141,6 +142,67 @@ def test_the_tokenizer_of_another_model_is_refused(theirs, tokenizer, tiny_confi
     for read in (load_tokenizer, sentence_transformer):
         with pytest.raises(ValueError, match=rf"has {len(tokenizer)} tokens, but the model has {vocab_size}"):
             read(str(theirs))
+
+
+def cased(special):
+    """Cased words, some of which are not ASCII."""
+    own = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate([*special, "Fox", "fox", "é", "É"])}, special[1])
+    )
+    own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return own
+
+
+def byte_level(special):
+    own = Tokenizer(
+        models.BPE({word: i for i, word in enumerate([*special, *pre_tokenizers.ByteLevel.alphabet()])}, [])
+    )
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # transformers 4 sets it to False
+    return own
+
+
+def unigram(special):
+    own = Tokenizer(models.Unigram([(word, -1.0) for word in [*special, *"▁Foxfé"]], unk_id=1))
+    own.normalizer, own.pre_tokenizer = normalizers.Replace("É", "f"), pre_tokenizers.Metaspace()
+    return own
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize(
+    "special", [["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]]
+)
+@pytest.mark.parametrize("make", [cased, byte_level, unigram])
+@pytest.mark.parametrize("settings", [None, {}, {"model_max_length": 5}])
+def test_a_tokenizer_without_a_class_is_that_of_its_file(make, special, settings, tiny_config, tmp_path):
+    own = make(special)
+    own.add_special_tokens(special)
+    own.post_processor = processors.BertProcessing((special[3], 3), (special[2], 2))
+    own.save(str(tmp_path / "tokenizer.json"))
+    tiny_config.vocab_size = own.get_vocab_size()
+    tiny_config.save_pretrained(tmp_path)
+    if settings is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    load_tokenizer(str(tmp_path)).save_pretrained(tmp_path / "again")
+    for tokenizer in (AutoTokenizer.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path / "again")):
+        texts = ["Fox fox É é", f"fox {special[4]}", "IntervalArray, \t 3.14"]
+        assert tokenizer(texts)["input_ids"] == [encoding.ids for encoding in own.encode_batch(texts)]
+        ids = [getattr(tokenizer, f"{name}_token_id") for name in ("pad", "unk", "cls", "sep", "mask")]
+        assert ids == [0, 1, 2, 3, 4] and tokenizer.model_max_length == (
+            64 if settings != {"model_max_length": 5} else 5
+        )
+        assert tokenizer(["fox", "fox fox fox"], padding=True)["input_ids"][0][-1] == 0
+
+
+@pytest.mark.compat
+def test_a_vocabulary_without_tokenizer_json_is_that_of_bert(tiny_config, tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "fox", "##es"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "neobert", "max_length": 77, "vocab_size": 7}'
+    )  # as published
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer("foxes [MASK]", "fox")["input_ids"] == [2, 5, 6, 4, 3, 5, 3]
+    assert tokenizer.model_max_length == 77 and tokenizer.pad_token_id == 0
 
 
 # ---------------------------------------------------------------------------------------- other folders

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -257,6 +258,10 @@ DAMAGE = {  # what happens to a good folder, and the errors that are found, sepa
     "a number of blocks that takes for ever": (all_of(config(num_hidden_layers=10**9), FAR), "config-mismatch"),
     "a truncated file": (truncate, "weights-unreadable"),
     "a truncated adapter": (truncate_an_adapter, "weights-unreadable"),
+    "an empty file beside an exported graph": (
+        all_of(lambda folder: (folder / "onnx").mkdir(), write("onnx/model.onnx", ""), write("model.safetensors", "")),
+        "weights-unreadable",
+    ),
     "an empty file": (write("model.safetensors", ""), "weights-unreadable"),
     "no weights": (remove("model.safetensors"), "weights-unreadable"),
     "a missing shard": (
@@ -280,6 +285,8 @@ DAMAGE = {  # what happens to a good folder, and the errors that are found, sepa
         "tensors-missing",
     ),
     "an empty quantization, and integers": (all_of(config(quantization_config={}), INTEGERS), "dtype"),
+    "a quantization that is a list": (config(quantization_config=[]), "config-invalid"),
+    "a dtype that is a list": (config(dtype=[]), "config-invalid"),
     "no config": (remove("config.json"), "config-missing"),
     "half a config": (write("config.json", '{"model_type":'), "config-unreadable"),
     "a config that is nested too deep": (write("config.json", '{"a":' + "[" * 200_000), "config-unreadable"),
@@ -306,6 +313,19 @@ DAMAGE = {  # what happens to a good folder, and the errors that are found, sepa
     "no post-processor": (
         changed(lambda stored: stored.update(post_processor=None), "tokenizer.json"),
         "tokenizer-ends",
+    ),
+    # the good one splits identifiers; the class of BERT does not
+    "the class of another tokenizer": (
+        changed(lambda stored: stored.update(tokenizer_class="BertTokenizerFast"), "tokenizer_config.json"),
+        "tokenizer-ids",
+    ),
+    "the class of another tokenizer in the config": (
+        all_of(remove("tokenizer_config.json"), config(tokenizer_class="BertTokenizer")),
+        "tokenizer-ids",
+    ),
+    "a class that cannot read the tokenizer": (
+        changed(lambda stored: stored.update(tokenizer_class="T5TokenizerFast"), "tokenizer_config.json"),
+        "tokenizer-damaged",
     ),
     "half a tokenizer": (write("tokenizer.json", "{}"), "tokenizer-damaged"),
     "a tokenizer without its vocabulary": (remove("tokenizer.json"), "tokenizer-missing"),
@@ -402,6 +422,8 @@ def test_nothing_is_found_in_a_build_in_shards_a_contextual_and_a_quantized_mode
     changes = {
         "contextual": config(model_type="contextual_neobert"),
         "published and quantized": all_of(config(quantization_config={"quant_method": "torchao"}), INTEGERS),
+        "published without a tokenizer class": remove("tokenizer_config.json"),
+        "published by Trainer": lambda folder: torch.save({}, folder / "training_args.bin"),
     }
     for name, change in changes.items():
         change(shutil.copytree(good, tmp_path / name))
@@ -416,7 +438,7 @@ def test_nothing_is_found_in_a_build_in_shards_a_contextual_and_a_quantized_mode
 
 def test_remarks_leave_a_folder_clean(good, tmp_path):
     shutil.copytree(good, tmp_path / "model")
-    torch.save({}, tmp_path / "model/training_args.bin")
+    torch.save({}, tmp_path / "model/optimizer.pt")
     with (tmp_path / "model/modeling_neobert.py").open("a") as code:
         code.write("# edited\n")
     changed(lambda stored: stored.update(tokenizer_class="TokenizersBackend"), "tokenizer_config.json")(
@@ -461,15 +483,18 @@ def test_an_empty_tensor_and_all_odd_numbers_together(tmp_path):
 
 # --- Fine-tunes with a corrupted rotary table --------------------------------------------------------------------------
 
+UPPER = r"encoder\.[12]\.|layer_norm|dense|classifier"  # the lowest block stays as it is
 
-def fine_tune(base, folder, table=None, weight_decay=0.0, dtype=torch.float32):
-    """Train all weights for some steps; `table` replaces the rotary table, as memory that nobody initialised does."""
+
+def fine_tune(base, folder, table=None, weight_decay=0.0, dtype=torch.float32, rate=1e-3, names=""):
+    """Train weights of these names for some steps; `table` replaces the rotary table, as memory that nobody initialised does."""
     with pytest.MonkeyPatch.context() as patch:
         if table is not None:
             right = modeling_neobert.rotary_table
             patch.setattr(modeling_neobert, "rotary_table", lambda *arguments: table(right(*arguments)))
         model = NeoBERTForSequenceClassification.from_pretrained(base, num_labels=2)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=weight_decay)
+        trained = [parameter for name, parameter in model.named_parameters() if re.search(names, name)]
+        optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=weight_decay)
         for _ in range(10):
             ids = torch.randint(5, 90, (8, 12))
             model.train()(input_ids=ids, labels=ids[:, 0] % 2).loss.backward()
@@ -479,14 +504,25 @@ def fine_tune(base, folder, table=None, weight_decay=0.0, dtype=torch.float32):
 
 
 @pytest.mark.parametrize(
-    ("garbage", "weight_decay", "dtype"),
-    [(0.0, 0.0, torch.float32), (1e-38, 0.1, torch.float32), (0.0, 0.1, torch.bfloat16)],
+    ("garbage", "weight_decay", "dtype", "rate", "names"),
+    [
+        (0.0, 0.0, torch.float32, 1e-3, ""),
+        (1e-38, 0.1, torch.float32, 1e-3, ""),
+        (0.0, 0.1, torch.bfloat16, 1e-3, ""),
+        (0.0, 0.0, torch.float32, 1e-3, UPPER),
+        (0.0, 0.0, torch.bfloat16, 1e-5, ""),
+        (0.0, 0.01, torch.bfloat16, 1e-5, UPPER),
+        (0.0, 0.01, torch.float16, 1e-6, UPPER),
+    ],
 )
-def test_a_fine_tune_without_positions_is_known_by_the_rows_of_q_and_k(good, tmp_path, garbage, weight_decay, dtype):
+def test_a_fine_tune_without_positions_is_known_by_the_rows_of_q_and_k(
+    good, tmp_path, garbage, weight_decay, dtype, rate, names
+):
     """A table near zero makes all scores equal, so that the gradients of q and k vanish; weight decay scales these rows."""
-    fine_tune(good, tmp_path / "damaged", lambda table: torch.full_like(table, garbage), weight_decay, dtype)
-    fine_tune(good, tmp_path / "right", None, weight_decay, dtype)
-    if weight_decay == 0:
+    options = dict(weight_decay=weight_decay, dtype=dtype, rate=rate, names=names)
+    fine_tune(good, tmp_path / "damaged", lambda table: torch.full_like(table, garbage), **options)
+    fine_tune(good, tmp_path / "right", None, **options)
+    if weight_decay == 0 and dtype == torch.float32:
         files = (good / "model.safetensors", tmp_path / "damaged/model.safetensors")
         before, after = (load_file(file)[f"{BLOCK}.qkv.weight"].reshape(4, 3, 8, 32) for file in files)
         assert before[:, :2].equal(after[:, :2]) and not before[:, 2].equal(after[:, 2])
@@ -494,6 +530,13 @@ def test_a_fine_tune_without_positions_is_known_by_the_rows_of_q_and_k(good, tmp
     assert not codes(examine(tmp_path / "right", base=good))
     assert not codes(examine(tmp_path / "damaged"))  # without the base model nobody can know
     assert not codes(examine(good, base=good))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("names", ["classifier", r"ffn|classifier", r"wo\.|classifier"])
+def test_a_fine_tune_that_leaves_q_k_and_v_as_they_are_is_sound(good, tmp_path, names, dtype):
+    fine_tune(good, tmp_path / "model", dtype=dtype, names=names)
+    assert not codes(examine(tmp_path / "model", base=good))
 
 
 @pytest.mark.parametrize("share, expected", [(0.02, {"corrupted-rotary"}), (0.2, set())])

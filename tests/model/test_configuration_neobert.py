@@ -214,7 +214,7 @@ TYPES = {  # of the value of each key
     **dict.fromkeys(("max_position_embeddings", "max_length", "dim_head", "pad_token_id"), (int, NONE)),
     **dict.fromkeys(("unpad_inputs", "sparse_prediction", "tie_word_embeddings"), (bool,)),
     **dict.fromkeys(("output_hidden_states", "output_attentions", "return_dict"), (bool, NONE)),
-    **dict.fromkeys(("rope_parameters", "rope_scaling", "id2label", "label2id"), (dict, NONE)),
+    **dict.fromkeys(("rope_parameters", "rope_scaling", "id2label", "label2id", "quantization_config"), (dict, NONE)),
     **dict.fromkeys(("norm_eps", "classifier_dropout"), (int, float)),
     "intermediate_size": (int,),
     "classifier_pooling": (),  # two texts only

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import train_variant
-from alibi import AlibiConfig, AlibiForMaskedLM
+from alibi import AlibiConfig, AlibiForMaskedLM, AlibiModel
 from conftest import run_main
 from geglu import GegluConfig, GegluForMaskedLM, GegluForSequenceClassification, GegluModel
 from layer_norm import LayerNormForMaskedLM
@@ -20,7 +20,14 @@ from train_variant import VARIANTS
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertForMaskedLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel, inference_copy
+from neobert_hf import (
+    NeoBERTConfig,
+    NeoBERTForMaskedLM,
+    NeoBERTForMultipleChoice,
+    NeoBERTForSequenceClassification,
+    NeoBERTModel,
+    inference_copy,
+)
 from neobert_hf.model import NeoBERTAttention, SwiGLU
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.training import build_model, check_variant
@@ -287,6 +294,52 @@ def with_replaced_layers(config):
     for block in model.model.transformer_encoder:
         block.ffn = type("Other", (SwiGLU,), {})(config)
     return model
+
+
+class WithoutName(NeoBERTConfig):
+    """A config class that does not set a model_type."""
+
+
+def subclass(of, **parts):
+    return type("Mine", (of,), parts)
+
+
+@pytest.mark.parametrize(
+    "made_by",
+    [
+        WithStockConfig,
+        subclass(NeoBERTForSequenceClassification, encoder_class=GegluModel),
+        subclass(NeoBERTForMaskedLM, encoder_class=subclass(NeoBERTModel, forward=lambda self, *ids, **_: None)),
+        subclass(NeoBERTModel, ffn_class=GegluModel.ffn_class),
+        subclass(NeoBERTModel, attention_class=AlibiModel.attention_class),
+        subclass(NeoBERTModel, norm_class=torch.nn.LayerNorm),
+        subclass(NeoBERTModel, rotary_table=AlibiModel.rotary_table),
+        subclass(NeoBERTModel, embed=lambda self, *inputs: 2 * NeoBERTModel.embed(self, *inputs)),
+        subclass(GegluForMaskedLM, config_class=WithoutName),
+    ],
+)
+def test_a_variant_with_the_model_type_of_the_stock_model_is_not_saved(made_by, tmp_path):
+    model = made_by(made_by.config_class(**SHAPE))
+    with pytest.raises(
+        ValueError, match=f"model={made_by.__name__} has the model_type 'neobert', .* give it a config_"
+    ):
+        model.save_pretrained(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.parametrize(
+    "made_by",
+    [
+        subclass(NeoBERTForSequenceClassification, forward=lambda self, input_ids: self.model(input_ids)),
+        subclass(NeoBERTModel, pooled=lambda self, input_ids: self(input_ids).last_hidden_state.mean(1)),
+        subclass(NeoBERTForMultipleChoice, config_class=WithoutName),
+    ],
+)
+def test_a_subclass_with_the_stock_encoder_is_saved(made_by, tmp_path):
+    model = made_by(made_by.config_class(**SHAPE))
+    model.save_pretrained(tmp_path)
+    again = made_by.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(again[name], value) for name, value in model.state_dict().items())
 
 
 Unsaved = type("Unsaved", (GegluForMaskedLM,), {"__module__": "__main__"})

@@ -18,17 +18,18 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.util import is_sentence_transformer_model
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, BertTokenizerFast
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 from neobert_hf import NeoBERTModel
 from neobert_hf.embeddings import SentenceTransformer, adopt, hash_of_weights, open_embedding_model
+from neobert_hf.files.trust import FolderTokenizer
 
 logger = logging.get_logger(__name__)
 
 AutoConfig.register(ContextualNeoBERTConfig.model_type, ContextualNeoBERTConfig, exist_ok=True)
 AutoModel.register(ContextualNeoBERTConfig, ContextualNeoBERTModel, exist_ok=True)
-AutoTokenizer.register(ContextualNeoBERTConfig, fast_tokenizer_class=BertTokenizerFast, exist_ok=True)
+AutoTokenizer.register(ContextualNeoBERTConfig, fast_tokenizer_class=FolderTokenizer, exist_ok=True)
 
 
 def contextual_sentence_transformer(

@@ -6,6 +6,7 @@ transformers saves each unknown setting that it has read, and some of them name 
 import json
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
-from transformers.utils import logging
+from transformers.tokenization_utils_base import LARGE_INTEGER
+from transformers.utils import cached_file, logging
 
 from .texts import printable
-from .wordpiece import PreTrainedTokenizerFast
+from .wordpiece import SPECIAL_TOKENS, PreTrainedTokenizerFast
 
 logger = logging.get_logger(__name__)
 
@@ -24,6 +26,9 @@ logger = logging.get_logger(__name__)
 DATA_FILES = ("*.json", "*.txt", "*.safetensors", "*.jinja", "*.model")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model")
 CODE = Path(__file__).resolve().parents[1] / "model"  # in a clone, the mini model has links to this code
+# Names of special tokens in the files of tokenizers; the last one that a vocabulary has counts.
+SPECIAL_NAMES = {role: (f"<{role.removesuffix('_token')}>", name) for role, name in SPECIAL_TOKENS.items()}
+SPECIAL_NAMES |= {"cls_token": ("<s>", "<cls>", "[CLS]"), "sep_token": ("</s>", "<sep>", "[SEP]")}
 # Settings whose values sentence-transformers imports and calls, and the names of its own code, torch's and transformers' (words).
 MODULES, ACTIVATIONS = r"sentence_transformers(\.\w+)+", r"\w*|torch\.nn(\.\w+)+|sentence_transformers(\.\w+)+"
 NAMES = {
@@ -198,6 +203,32 @@ def load_tokenizer(
         vocab_size = read_json(folder / "config.json").get("vocab_size")
     check_vocabulary(tokenizer, source, vocab_size)
     return keep_known_settings(tokenizer, source)
+
+
+class FolderTokenizer(transformers.PreTrainedTokenizerFast):
+    """What AutoTokenizer opens for a NeoBERT that names no tokenizer class: tokenizer.json as it is, else vocab.txt of BERT."""
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, *args, **kwargs) -> PreTrainedTokenizerBase:
+        """Load the tokenizer of a folder or Hub id.
+
+        Special tokens that no file names are known by their usual names. The length that no file gives is that of the config.
+        """
+        find = partial(cached_file, source, **kwargs, _raise_exceptions_for_missing_entries=False)
+        if (file := find("tokenizer.json")) is None:
+            tokenizer = transformers.BertTokenizerFast.from_pretrained(source, *args, **kwargs)
+        else:
+            stored = read_json(Path(file)).get("pre_tokenizer") or {}
+            # transformers 4 sets it to False in the pre-tokenizer that it has read
+            spaces = {"add_prefix_space": True} if stored.get("add_prefix_space") else {}
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(source, *args, **spaces | kwargs)
+            words, new = tokenizer.get_vocab(), SPECIAL_NAMES.keys() - tokenizer.special_tokens_map.keys()
+            tokenizer.add_special_tokens({role: name for role in new for name in SPECIAL_NAMES[role] if name in words})
+        if tokenizer.model_max_length > LARGE_INTEGER and (file := find("config.json")) is not None:
+            config = read_json(Path(file))
+            length = config.get("max_position_embeddings") or config.get("max_length")
+            tokenizer.model_max_length = length or tokenizer.model_max_length
+        return tokenizer
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, source: str | Path, vocab_size: int | None) -> None:

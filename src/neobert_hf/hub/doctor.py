@@ -10,17 +10,19 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from ..embeddings.models import read_kind, read_modules
 from ..files.texts import printable
 from ..files.trust import check_links, foreign_settings, holds_tokenizer, leaves, read_json, resolve
+from ..files.wordpiece import plain_tokenizer
 from ..model import configuration_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import NeoBERTModel
@@ -57,10 +59,11 @@ TABLE = re.compile(
 )
 INITIALIZER = re.compile(r"^    def _init_weights.*?(?=^ {0,4}\S|\Z)", re.MULTILINE | re.DOTALL)
 HEAD = re.compile(r"(decoder|dense|classifier|qa_outputs)\.(weight|bias)")
+# Words that normalizers and pre-tokenizers treat differently: case, accents, forms of letters, CJK, control characters, signs.
+ODD_WORDS = "Élan e\u0301 İ ß ﬁ 東京 a\u200bb a\x07b a\xa0b\tc\nd  don't x_y a--b 3.14 ... ---- HTTPServer utf8"
 PART = 1 << 24  # numbers that are examined at a time
 LARGEST = 1e5  # trained weights are smaller by far; one changed bit of the exponent makes 0.02 a number near 1e36
-# Relative change of a tensor by rounding it twice, at most.
-ROUNDING = {"F64": 1e-9, "F32": 1e-6, "BF16": 3e-3, "F16": 4e-4}
+ROUNDING = 1e-6  # Relative change of a tensor in float32 by the rounding of many steps of weight decay, at most
 
 FINDINGS = yaml.safe_load(Path(__file__).with_name("findings.yaml").read_text("utf-8"))
 
@@ -81,45 +84,42 @@ class Subject:
         checkpoint: Its weights; None if they cannot be read.
         tensors: Its tensors by their published names.
         layout: Layout of the weights, or what else the folder is.
-        faults: Why the modules, the adapter, the config, the shape or the weights cannot be read.
+        faults: Why the modules, the adapter, the config, the shape or the weights cannot be read, or which link is refused.
     """
 
     def __init__(self, source: str):
         self.source, self.folder = source, resolve(source, more=("*.py",))
-        self.config, self.shape, self.checkpoint, self.modules, self.faults = {}, None, None, {}, {}
-        try:
-            read_kind(self.folder)
-            self.modules = {self.folder / path: kind for path, kind in read_modules(self.folder)}
-        except (OSError, ValueError) as error:
-            self.faults["modules"] = one_line(error)
-        root = self.folder.resolve()
-        self.inside = [module for module in self.modules if module.resolve().is_relative_to(root)]
+        self.faults = {}
+        self.attempt("links", check_links, self.folder)
+        self.attempt("modules", read_kind, self.folder)
+        modules = self.attempt("modules", read_modules, self.folder) or ()
+        self.modules = {self.folder / path: kind for path, kind in modules}
+        self.inside = [module for module in self.modules if module.resolve().is_relative_to(self.folder.resolve())]
         self.main = next((module for module in self.inside if (module / "config.json").is_file()), self.folder)
-        try:
-            self.config = read_config(self.main)
-            # A contextual model has the shape of its encoders. `check_tensors` finds a tied decoder.
-            ignored = ("model_type", "tie_word_embeddings")
-            if self.config:
-                self.shape = NeoBERTConfig.from_dict({k: v for k, v in self.config.items() if k not in ignored})
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            self.faults["shape" if self.config else "config"] = one_line(error)
-        try:
-            self.checkpoint = read_checkpoint(self.main)
-        except (OSError, ValueError) as error:
-            if not any(os.path.lexists(self.folder / name) for name in MARKS):
-                raise
-            self.faults["checkpoint"] = one_line(error)
+        self.config = self.attempt("config", read_config, self.main) or {}
+        # A contextual model has the shape of its encoders. `check_tensors` finds a tied decoder.
+        stored = {k: v for k, v in self.config.items() if k not in ("model_type", "tie_word_embeddings")}
+        self.shape = self.attempt("shape", NeoBERTConfig.from_dict, stored) if self.config else None
+        self.checkpoint = self.attempt("checkpoint", read_checkpoint, self.main)
+        if self.checkpoint is None and not any(os.path.lexists(self.folder / name) for name in MARKS):
+            raise OSError(self.faults["checkpoint"])
         tensors = self.checkpoint.tensors if self.checkpoint else {}
         self.tensors = {canonical_name(name): tensor for name, tensor in tensors.items()}
-        self.layout = self.checkpoint.layout if self.checkpoint else "unreadable"
+        graphs = [*self.folder.glob("onnx/*.onnx"), *self.folder.glob("openvino/*.xml"), *self.folder.glob("*.gguf")]
+        is_exported = graphs and not any(self.main.glob("*.safetensors*"))
+        self.layout = self.checkpoint.layout if self.checkpoint else "exported" if is_exported else "unreadable"
         if (self.folder / "adapter_config.json").is_file():
             self.layout = "adapter"
-            try:
-                read_base(self.folder)
-            except (OSError, ValueError) as error:
-                self.faults["adapter"] = one_line(error)
+            self.attempt("adapter", read_base, self.folder)
         elif self.config.get("model_type") == CONTEXTUAL and self.layout == "published":
             self.layout = "contextual"
+
+    def attempt(self, what: str, read: Callable, *arguments: Any) -> Any:
+        """Return what a function returns; None, and a fault, if it refuses: transformers has many errors for odd values."""
+        try:
+            return read(*arguments)
+        except Exception as error:
+            self.faults[what] = one_line(error)
 
     def files(self, pattern: str) -> list[Path]:
         """Files of the folder and of its modules."""
@@ -135,9 +135,7 @@ class Subject:
         name = "ORG/NAME" if Path(self.source).is_dir() else self.source
         convert = f"neobert convert {shlex.quote(self.source)} NEW_FOLDER"
         if self.modules:
-            convert = (
-                "copy config, weights and tokenizer to FOLDER, neobert convert FOLDER NEW_FOLDER, and copy them back"
-            )
+            convert = "copy config, weights, tokenizer to FOLDER, neobert convert FOLDER NEW_FOLDER, and copy them back"
         build = f"python hub_upload/build.py --model {shlex.quote(self.source)} --out NEW_FOLDER"
         return {
             "again": f"copy the checkpoint again, or download it: hf download {name} --local-dir NEW_FOLDER",
@@ -273,9 +271,7 @@ def check_values(subject: Subject) -> Findings:
     loaded |= {file for file in files if subject.layout == "adapter" and file.name == "adapter_model.safetensors"}
     found = {}
     for file in sorted({*files, *(file for file in loaded if file.match("*.safetensors") and file.is_file())}):
-        mark, where = (
-            ("", subject.name(file)) if file in loaded else ("?", f"{subject.name(file)}, which is not loaded")
-        )
+        mark, where = "" if file in loaded else "?", subject.name(file) + ", which is not loaded" * (file not in loaded)
         try:
             tensors = read_header(file)
         except OSError as error:
@@ -337,11 +333,8 @@ def lost_tables(code: str) -> set[str]:
 
 def check_json(subject: Subject) -> Findings:
     """Damaged JSON files; settings that name code of other places or that is missing; links out of the folder."""
-    try:
-        check_links(subject.folder)
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
-        if "is not JSON" not in str(error):  # which is found below
-            yield "link", subject.source, one_line(error)
+    if "is not JSON" not in (fault := subject.faults.get("links", "is not JSON")):  # which is found below
+        yield "link", subject.source, fault
     for file in sorted(subject.folder.rglob("*")):
         if file.is_symlink() and not file.exists():
             yield "link", subject.name(file), f"it is a link to {os.readlink(file)}, which does not exist"
@@ -372,11 +365,13 @@ def check_tokenizer(subject: Subject) -> Findings:
         yield "tokenizer-missing" if settings.is_file() else "?tokenizer-missing", where
         return
     try:
-        kind = str(read_json(settings).get("tokenizer_class")) if settings.is_file() else ""
+        named = read_json(settings) if settings.is_file() else {}
+        kind = str(named.get("tokenizer_class") or subject.config.get("tokenizer_class") or "")
     except (ValueError, AttributeError):  # `check_json` says so
         kind = ""
     try:
         vocabulary, adds_ends = read_vocabulary(folder)
+        differing = differing_text(folder, kind, subject.shape, adds_ends) if "links" not in subject.faults else None
     except Exception as error:  # tokenizers raises Exception itself
         yield "tokenizer-damaged", where, one_line(error)
         return
@@ -390,6 +385,8 @@ def check_tokenizer(subject: Subject) -> Findings:
     # The classes of BERT add both tokens by themselves.
     if {"[CLS]", "[SEP]"} <= vocabulary.keys() and not adds_ends and not kind.startswith("BertTokenizer"):
         yield "tokenizer-ends", where
+    if differing is not None:
+        yield "tokenizer-ids", subject.name(settings), kind or "what it is without a class", repr(differing)
     if kind == "TokenizersBackend":
         mend = f"sed -i 's/TokenizersBackend/PreTrainedTokenizerFast/' {shlex.quote(str(settings))}"
         is_folder = Path(subject.source).is_dir()  # the cache of the Hub stays as it is
@@ -408,10 +405,29 @@ def read_vocabulary(folder: Path) -> tuple[dict[str, int], bool]:
     return {word: i for i, word in enumerate(words)}, True
 
 
+def differing_text(folder: Path, kind: str, config: NeoBERTConfig | None, adds_ends: bool) -> str | None:
+    """Return a text to which AutoTokenizer gives other ids than tokenizer.json; None if none of known and odd words does.
+
+    Raises:
+        Exception: AutoTokenizer refuses the folder.
+    """
+    # Another name may be that of a class that opens pickles.
+    if not (folder / "tokenizer.json").is_file() or not re.fullmatch(r"|\w+Tokenizer(Fast)?", kind):
+        return None
+    own = plain_tokenizer(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    opened = AutoTokenizer.from_pretrained(folder, config=config or NeoBERTConfig(), trust_remote_code=False)
+    words = sorted(own.get_vocab().keys() - {*opened.all_special_tokens})
+    texts = [f"{word} {word.upper()} {word.title()}{word} {word}1" for word in words[:: 1 + len(words) // 1000]]
+    texts += [*ODD_WORDS.split(" "), ODD_WORDS]
+    found = opened(texts, add_special_tokens=adds_ends, verbose=False)["input_ids"]
+    expected = own.encode_batch(texts, add_special_tokens=adds_ends)
+    return next((text for text, ids, encoding in zip(texts, found, expected) if ids != encoding.ids), None)
+
+
 def check_pickles(subject: Subject) -> Findings:
     """Pickles: a remark beside safetensors files, otherwise the weights of a module; `check_layout` names those of the model."""
-    weights = subject.checkpoint.files if subject.checkpoint else ()
-    pickles = [file for file in subject.files("*") if file.suffix in PICKLES and file not in weights]
+    weights, arguments = subject.checkpoint.files if subject.checkpoint else (), subject.folder / "training_args.bin"
+    pickles = [file for file in subject.files("*") if file.suffix in PICKLES and file not in (*weights, arguments)]
     alone = [file for file in pickles if PICKLE.fullmatch(file.name) and not any(file.parent.glob("*.safetensors"))]
     if alone:
         mend = "if you trust it, open the model with SentenceTransformer, and save it with save_pretrained"
@@ -443,8 +459,8 @@ CHECKS = (
 def check_base(subject: Subject, base: str) -> Findings:
     """Compare the rows of q, k and v with those of the base model.
 
-    If the rotary table is garbage near zero, all scores are equal and the gradients of q and k are zero. Such a fine-tune has the
-    q and k of its base model, to which weight decay gave a common factor, and another v.
+    If the rotary table is garbage near zero, all scores are equal and the gradients of q and k are zero. Each block that such a
+    fine-tune has trained has the q and k of the base model, to which weight decay gave a common factor, and another v.
 
     Raises:
         ValueError: The base model has other layers.
@@ -455,31 +471,36 @@ def check_base(subject: Subject, base: str) -> Findings:
     if not names or subject.shape is None:
         yield "not-compared", subject.source, base
         return
-    heads = subject.shape.num_attention_heads
-    changes, rounding = [], 0.0
+    heads, changes = subject.shape.num_attention_heads, []
     for name in names:
         own, other = subject.tensors[name], tensors.get(name)
         if other is None or other.shape != own.shape or other.dtype not in FLOATS or own.shape[0] % (3 * heads):
             raise ValueError(
                 f"the base model {base} has no {name} of the shape {own.shape}; give the model that was fine-tuned"
             )
-        rounding = max(rounding, ROUNDING[own.dtype], ROUNDING[other.dtype])
         changes.append(changes_of_rows(own.read(), other.read(), heads))
-    q_and_k, v = max(max(change[:2]) for change in changes), min(change[2] for change in changes)
-    # In a sound training the changes of q, k and v are alike. Many steps of weight decay add rounding errors to q and k.
-    if v >= 3 * rounding and q_and_k <= max(rounding, v / 20):
+    # A block whose v is that of the base model was frozen. In a sound training, the changes of q, k and v are alike.
+    if any(v for _, _, v in changes) and all(max(q, k) <= v / 20 for q, k, v in changes):
         yield "corrupted-rotary", listed(names), base
 
 
-def changes_of_rows(own: torch.Tensor, other: torch.Tensor, heads: int) -> list[float]:
-    """Return the relative change of the rows of q, k and v, up to a common factor. Both are (H * 3 * K, D), rows by head."""
-    new, old = (
-        x.double().unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(1) for x in (own, other)
-    )  # (3, H * K * D)
-    square = old.square().sum(1, keepdim=True)
-    square = square.where(square > 0, 1.0)
-    rest = new - (new * old).sum(1, keepdim=True) / square * old
-    return (rest.square().sum(1, keepdim=True) / square).sqrt().flatten().tolist()
+def changes_of_rows(own: torch.Tensor, base: torch.Tensor, heads: int) -> list[float]:
+    """Return the relative changes of the rows of q, k and v, of shape (H * 3 * K, D), by head; 0 if all bits are equal.
+
+    The base is rounded to the dtype of the training, which float32 may hold. If q or k has other bits, a common factor, as of
+    weight decay, and its rounding are no change.
+    """
+    dtype = next(each for each in (torch.bfloat16, torch.float16, own.dtype) if own.to(each).to(own.dtype).equal(own))
+    # (3, H * K * D)
+    new, old = (x.double().unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(1) for x in (own, base))
+    square = old.square().sum(1, keepdim=True).clamp(min=1e-30)
+    for factor, ulps in ((1, 0), ((new * old).sum(1, keepdim=True) / square, 1)):
+        expected = (factor * old).to(dtype).double()
+        rest = ((new - expected).abs() - ulps * torch.finfo(dtype).eps * expected.abs()).clamp(min=0)
+        q, k, v = (rest.square().sum(1, keepdim=True) / square).sqrt().flatten().tolist()
+        if ulps == q == k == 0:
+            return [q, k, v]
+    return [q, k, v] if v > ROUNDING else [0.0, 0.0, 0.0]
 
 
 def report_lines(report: dict[str, Any]) -> Iterator[str]:

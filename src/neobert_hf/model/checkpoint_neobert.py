@@ -66,8 +66,29 @@ def check_vocabulary(layers: dict[str, torch.nn.Module], vocab_size: int) -> Non
             )
 
 
-def check_can_be_saved(model) -> None:
-    """Raise ValueError if vocabulary and config differ, because the folder could not be loaded; before a file is written."""
+# What a subclass of `NeoBERTModel` replaces to be another network.
+PARTS = ("norm_class", "attention_class", "ffn_class", "embed", "rotary_table")
+
+
+def check_model_type(model, is_stock: bool) -> None:
+    """Raise ValueError if a variant has the model type of the stock model, as which its folder would load."""
+    if not is_stock and model.config.model_type == "neobert":
+        raise ValueError(
+            f"model={type(model).__name__} has the model_type 'neobert', so with this package its saved folder would load as "
+            "the stock model; give it a config_class with another model_type"
+        )
+
+
+def check_can_be_saved(model, encoder_class: type) -> None:
+    """Raise ValueError if vocabulary and config differ, or if the folder would load as another network; before a file is written.
+
+    Args:
+        model: The model to save.
+        encoder_class: `NeoBERTModel`, whose parts are those of the stock model.
+    """
+    encoders = [type(part) for part in model.modules() if isinstance(part, encoder_class)]
+    has_parts = all(getattr(each, name) is getattr(encoder_class, name) for each in encoders for name in PARTS)
+    check_model_type(model, has_parts and getattr(model, "encoder_class", encoder_class) is encoder_class)
     for part in model.modules():
         # A model of another type inside a subclass has a vocabulary of its own.
         if isinstance(part, PreTrainedModel) and part.config.model_type == model.config.model_type:

@@ -32,6 +32,7 @@ RULES = {
     "norm_eps": POSITIVE,
     "rope_theta": optional(POSITIVE),
     **dict.fromkeys(("rope_parameters", "rope_scaling", "id2label", "label2id"), optional(SECTION)),
+    "quantization_config": optional(SECTION),
     "classifier_dropout": PROBABILITY,
     "classifier_pooling": ("'cls' or 'mean'", lambda value: value in ("cls", "mean")),
     **dict.fromkeys(("unpad_inputs", "sparse_prediction", "tie_word_embeddings"), FLAG),

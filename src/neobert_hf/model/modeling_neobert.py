@@ -184,7 +184,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Save weights, config and code, also that of a subclass, with an `auto_map`; an inference copy refuses."""
         check_is_original(self, "saved")
-        check_can_be_saved(self)
+        check_can_be_saved(self, NeoBERTModel)
         set_auto_map(self, self.auto_classes)
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):  # for a subclass, super() saves only its own file

@@ -24,6 +24,7 @@ from transformers.utils import logging
 from ..files.trust import load_tokenizer, read_json
 from ..files.wordpiece import tokenizer_hash
 from ..files.writing import saving
+from ..model.checkpoint_neobert import check_model_type
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs import lock_run, train_or_resume, tune_allocator
@@ -219,11 +220,8 @@ def check_variant(model: PreTrainedModel, recipe: Recipe) -> None:
                 f"model={made_by.__name__} is no NeoBERT and may not keep packed documents apart; choose "
                 "batch_format='padded'"
             )
-    elif made_by is not NeoBERTForMaskedLM and model.config.model_type == NeoBERTConfig.model_type:
-        raise ValueError(
-            f"model={made_by.__name__} has the model_type 'neobert', so with this package its saved folder would load as "
-            "the stock model; give it a config_class with another model_type"
-        )
+    else:
+        check_model_type(model, is_stock=made_by is NeoBERTForMaskedLM)
     with torch.device("meta"):
         again = made_by(model.config)
     if list(map(type, model.modules())) != list(map(type, again.modules())):
