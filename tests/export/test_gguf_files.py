@@ -405,14 +405,17 @@ def test_export_reports_how_far_llama_cpp_is_from_torch(tmp_path, dtype):
 @pytest.mark.runtime
 def test_the_python_code_of_the_page_runs(tmp_path, monkeypatch, capsys, encoder, weights, tokenizer):
     page = Path(__file__).parents[2] / "docs" / "exporting.md"
-    embed, classify = re.findall(r"python - <<'END'\n(.*?)END\n", page.read_text("utf-8"), re.DOTALL)
+    fill, embed, classify = re.findall(r"python - <<'END'\n(.*?)END\n", page.read_text("utf-8"), re.DOTALL)
     for name, folder in {
         "exported": encoder,
         "classifier": write_classifier(tmp_path / "model", weights, tokenizer),
     }.items():
         (tmp_path / name).mkdir()
         export(folder).rename(tmp_path / name / "model-f32.gguf")
+    export_model(encoder, tmp_path / "eurobert", to="eurobert")
     monkeypatch.chdir(tmp_path)
+    exec(fill, {})
+    assert len(ast.literal_eval(capsys.readouterr().out)) == 5  # of the pipeline
     exec(embed, {})
     assert capsys.readouterr().out == f"2 {CONFIG['hidden_size']}\n"
     exec(classify, {})

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -17,14 +18,15 @@ pytest.importorskip("nncf", reason="the export needs pip install -e '.[openvino,
 import onnx
 import onnxruntime
 import openvino
-from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers import CrossEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Dropout, Pooling, WordWeights
 
 import neobert_cli
 import neobert_hf
 from neobert_hf.embeddings.common_form import SentenceTransformer
 from neobert_hf.embeddings.reranking import open_reranker
-from neobert_hf.export import export_model, exporting
+from neobert_hf.export import export_model, exporting, graphs
 from neobert_hf.export.graphs import EmbeddingGraph, load_graph
 from neobert_hf.export.parity import Reference, random_batches
 from neobert_hf.files.wordpiece import train_wordpiece
@@ -65,7 +67,9 @@ def tiny(model_class, folder, tokenizer=None, **config):
     return model
 
 
-def embedding_model(tmp_path, tokenizer, *kinds, mode="mean", activation=None, **options):
+def embedding_model(
+    tmp_path, tokenizer, *kinds, mode="mean", activation=None, normalized="sentence_embedding", **options
+):
     """An embedding model whose modules follow a NeoBERT of one block."""
     tiny(neobert_hf.NeoBERTModel, tmp_path / "network", tokenizer)
     network = neobert_hf.sentence_transformer(str(tmp_path / "network"))[0]
@@ -76,7 +80,7 @@ def embedding_model(tmp_path, tokenizer, *kinds, mode="mean", activation=None, *
         "WordWeights": lambda: WordWeights(words, dict(zip(words, weights))),
         "Pooling": lambda: Pooling(32, mode, include_prompt=options.pop("include_prompt", True)),
         "Dense": lambda: Dense(32 * modes, 24, activation_function=activation or torch.nn.Identity()),
-        "Normalize": Normalize,
+        "Normalize": lambda: Normalize(normalized),
         "Dropout": Dropout,
     }
     model = SentenceTransformer(modules=[network, *(make[kind]() for kind in kinds)], device="cpu", **options)
@@ -258,6 +262,10 @@ CHAINS = {
     "mean and max": ("Pooling", "Dense", "Normalize"),
     "mean, Normalize before Dense": ("Pooling", "Normalize", "Dense"),
     "mean, Dropout": ("Pooling", "Dropout"),
+    "mean, the first 7": ("Pooling",),
+    "cls, the first 7": ("Pooling", "Normalize"),
+    "max, the first 7": ("Pooling", "Dense", "Normalize"),
+    "mean, Normalize of the states": ("Pooling", "Normalize"),
 }
 
 
@@ -265,12 +273,14 @@ CHAINS = {
 def test_whoever_pools_the_token_states_as_the_folder_says_gets_the_embedding(name, tokenizer, tmp_path):
     mode = ("mean", "max") if name == "mean and max" else name.partition(",")[0]
     activation = torch.nn.Tanh() if "tanh" in name else None
-    model = embedding_model(tmp_path, tokenizer, *CHAINS[name], mode=mode, activation=activation)
+    states = "token_embeddings" if "states" in name else "sentence_embedding"
+    options = {"activation": activation, "normalized": states, "truncate_dim": 7 if "first 7" in name else None}
+    model = embedding_model(tmp_path, tokenizer, *CHAINS[name], mode=mode, **options)
     graph = load_graph(tmp_path / "embedder")
     batch = {key: torch.from_numpy(value) for key, value in random_batches(96, 0, 60)["5 ragged, padding left"].items()}
     with torch.inference_mode():
         states, embedding = graph(**batch)
-        wanted = model(dict(batch))["sentence_embedding"]
+        wanted = model(dict(batch))["sentence_embedding"][:, : model.truncate_dim]  # as `encode`
     assert error(embedding, wanted) < FP32
     assert states.shape == (*batch["input_ids"].shape, embedding.shape[1])
     found = pooled(states, batch["attention_mask"], graph.pooling_mode)
@@ -341,6 +351,22 @@ def sparse(folder, tokenizer):
 
 
 MASKED_LM, CLASSIFIER = neobert_hf.NeoBERTForMaskedLM, neobert_hf.NeoBERTForSequenceClassification
+
+
+def reranker(*modules, **options):
+    def replace(folder, tokenizer):
+        network = CrossEncoder(str(folder), device="cpu")[0] if not modules else Transformer(str(folder))
+        CrossEncoder(modules=[network, *modules], device="cpu", **options).save_pretrained(str(folder))
+
+    return replace
+
+
+def cut_by_processor(folder, tokenizer):
+    modules = [Transformer(str(folder), processing_kwargs={"text": {"max_length": 6}}), Pooling(32, "mean")]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(folder))
+
+
+SCORES = {"module_output_name": "scores", "activation_function": torch.nn.Identity()}
 FIVE_LABELS = {"id2label": {i: str(i) for i in range(5)}, "label2id": {str(i): i for i in range(5)}}
 MORE_TENSORS = r"num_hidden_layers=1, and further tensors such as (model\.)?transformer_encoder\.1"
 BAD_SOURCES = {  # what is done to the folder of a masked language model, and the words of the error
@@ -353,6 +379,15 @@ BAD_SOURCES = {  # what is done to the folder of a masked language model, and th
     "sparse": ([sparse], "holds a SparseEncoder"),
     "two poolings": ([chain("Pooling", "Pooling")], "only a NeoBERT with one Pooling"),
     "mean without prompts": ([chain("Pooling", include_prompt=False)], "include_prompt"),
+    "reranker without pooling": (
+        [reranker(Dense(32, 1, module_input_name="token_embeddings", **SCORES))],
+        "has the modules Transformer, Dense; only",
+    ),
+    "reranker with tanh": (
+        [reranker(Pooling(32, "mean"), Dense(32, 1, **SCORES), activation_fn=torch.nn.Tanh())],
+        "makes scores of logits by Tanh, which config.json cannot say",
+    ),
+    "length of a processor": ([cut_by_processor], "has processing_kwargs, which only torch reads"),
     "more layers": ([another(MASKED_LM, num_hidden_layers=2), config_with(num_hidden_layers=1)], MORE_TENSORS),
     "more layers of a chain": (
         [chain("Pooling"), another(neobert_hf.NeoBERTModel, num_hidden_layers=2), config_with(num_hidden_layers=1)],
@@ -391,6 +426,34 @@ def test_a_model_that_cannot_be_exported_is_refused_before_anything_is_written(n
         export_model(saved, tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def of_setfit(folder, tokenizer):
+    (folder / "config_setfit.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("change", "task", "left_out"),
+    [
+        (chain("Pooling", "Normalize"), "feature-extraction", "Pooling, Normalize"),
+        (reranker(Pooling(32, "mean"), Dense(32, 1, **SCORES)), "feature-extraction", "Pooling, Dense"),
+        (another(CLASSIFIER), "sentence-similarity", "the head of NeoBERTForSequenceClassification"),
+        (sparse, "fill-mask", "SpladePooling"),
+        (
+            of_setfit,
+            "sentence-similarity",
+            r"the classes of SetFit \(model_head\.pkl\)",
+        ),
+        (lambda folder, tokenizer: None, "feature-extraction", None),
+    ],
+)
+def test_what_a_task_leaves_out_is_one_line(change, task, left_out, saved, tokenizer, monkeypatch):
+    lines = []
+    monkeypatch.setattr(graphs.logger, "warning", lines.append)
+    change(saved, tokenizer)
+    load_graph(saved, task)
+    assert len(lines) == bool(left_out)
+    assert not left_out or re.fullmatch(rf".*saved has {left_out}, which the files for {task} leave out", lines[0])
 
 
 @pytest.mark.parametrize(

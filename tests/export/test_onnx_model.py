@@ -1,10 +1,12 @@
 """OnnxModel: the results of sentence-transformers and of pipelines, without torch; one-line errors; many threads."""
 
+import copy
 import json
 import os
 import shutil
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +16,9 @@ import pytest
 import torch
 import transformers
 from conftest import SENTENCE
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
 from transformers import pipeline
 
 import neobert_hf
@@ -185,6 +190,92 @@ def test_a_classifier_that_learned_few_examples_is_exported_as_a_classifier(tiny
         export_model(tmp_path / "few", tmp_path / "gguf", to="gguf")
     with pytest.raises(ValueError, match="holds an embedding model without classes; leave out task"):
         export_model(neobert_hf.MINI_MODEL_PATH, tmp_path / "mini", task="text-classification")
+
+
+RERANKERS = {  # labels, activation of the scores
+    "one": (1, None),
+    "one, as it is": (1, torch.nn.Identity()),
+    "three of which several": (3, torch.nn.Sigmoid()),
+    "two of which one": (2, torch.nn.Softmax()),
+}
+
+
+@pytest.mark.parametrize("is_modular", [True, False])
+@pytest.mark.parametrize("name", RERANKERS)
+def test_a_reranker_gives_the_scores_of_sentence_transformers(tiny_config, tokenizer, tmp_path, name, is_modular):
+    """Of all modules, with the default prompt; a problem type of the encoder does not count."""
+    num_labels, activation = RERANKERS[name]
+    tiny_config.num_hidden_layers, tiny_config.problem_type, tiny_config.num_labels = 1, "regression", num_labels
+    torch.manual_seed(0)
+    model_class = neobert_hf.NeoBERTModel if is_modular else neobert_hf.NeoBERTForSequenceClassification
+    model_class(tiny_config).save_pretrained(tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    task, width = "feature-extraction" if is_modular else "sequence-classification", tiny_config.hidden_size
+    modules = [Transformer(str(tmp_path / "encoder"), transformer_task=task)]
+    if is_modular:
+        scores = Dense(width, num_labels, activation_function=torch.nn.Identity(), module_output_name="scores")
+        modules += [Pooling(width, "mean"), Dense(width, width, activation_function=torch.nn.GELU())]
+        modules += [LayerNorm(width), scores]
+    options = {"prompts": {"text": "old sea "}, "default_prompt_name": "text", "activation_fn": activation}
+    CrossEncoder(modules=modules, device="cpu", **options).save_pretrained(str(tmp_path / "reranker"))
+    report = export_model(tmp_path / "reranker", tmp_path / "out", to=["onnx", "openvino"])
+    assert report["task"] == "text-classification"
+    pairs = [(SENTENCE, "The fox"), ("a dog", "jumps over"), ("sleeps", SENTENCE)]
+    wanted = CrossEncoder(str(tmp_path / "reranker"), device="cpu").predict(pairs).reshape(len(pairs), -1)
+    for runtime in ("onnxruntime", "openvino"):
+        found = OnnxModel(tmp_path / "out", runtime=runtime).predict(pairs, top_k=num_labels)
+        scores = [[by_label[f"LABEL_{i}"] for i in range(num_labels)] for by_label in map(scores_by_label, found)]
+        np.testing.assert_allclose(scores, wanted, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="holds a CrossEncoder, which gives no single vector"):
+        export_model(tmp_path / "reranker", tmp_path / "vectors", task="sentence-similarity")
+
+
+def scores_by_label(found):
+    return {entry["label"]: entry["score"] for entry in found}
+
+
+@pytest.mark.parametrize("kinds", [["Pooling"], ["Pooling", "Normalize"]])
+def test_an_embedding_is_as_long_as_that_of_sentence_transformers(tiny_config, tokenizer, tmp_path, kinds):
+    tiny_config.num_hidden_layers = 1
+    neobert_hf.NeoBERTModel(tiny_config).save_pretrained(tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    model = neobert_hf.sentence_transformer(str(tmp_path / "encoder"), normalize="Normalize" in kinds)
+    model.truncate_dim = 7
+    model.save_pretrained(str(tmp_path / "saved"))
+    export_model(tmp_path / "saved", tmp_path / "out")
+    wanted = SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(SENTENCES)
+    np.testing.assert_allclose(OnnxModel(tmp_path / "out").encode(SENTENCES), wanted, rtol=0, atol=1e-5)
+    assert (
+        wanted.shape[1] == json.loads((tmp_path / "out/1_Pooling/config.json").read_text())["word_embedding_dimension"]
+    )
+    assert len(json.loads((tmp_path / "out/modules.json").read_text())) == 2  # a cut vector has not the length 1
+    with pytest.raises(ValueError, match=r"has no other module; this model pools by mean and has .*truncate_dim"):
+        export_model(tmp_path / "saved", tmp_path / "gguf", to="gguf")
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_call_warns_once_of_the_texts_and_tokens_that_it_cuts(tiny_config, tokenizer, tmp_path, side):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.model_max_length, tokenizer.truncation_side = 16, side
+    config = {"num_labels": 3, "problem_type": None}
+    _, onnx = exported(neobert_hf.NeoBERTForSequenceClassification, tiny_config, tokenizer, tmp_path, **config)
+    texts = ["The fox", *[f"{SENTENCE} [MASK] café " * n for n in range(1, 9)]]
+    pairs = [(a, b) for a in texts[:4] for b in texts[:4]]
+    whole = tokenizer.backend_tokenizer
+    whole.no_truncation()
+    whole.no_padding()
+    for given in (texts, pairs, texts[3]):
+        batch = [given] if isinstance(given, str) else given
+        lost = [max(len(encoding.ids) - 16, 0) for encoding in whole.encode_batch(batch)]
+        for run in (onnx, lambda given: onnx.predict(given, batch_size=3)):
+            with pytest.warns(UserWarning) as caught:
+                run(given)
+            fact = f"{np.count_nonzero(lost)} of {len(batch)} texts are cut to 16 tokens, and {sum(lost):,} tokens are lost"
+            assert [str(each.message) for each in caught] == [f"{fact}; split long texts"]
+            assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        onnx.predict(texts[0])
 
 
 def test_predict_finds_the_entities_of_the_pipeline(tiny_config, tokenizer, tmp_path):

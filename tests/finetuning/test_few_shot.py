@@ -11,16 +11,20 @@ pytest.importorskip("sklearn", reason="needs scikit-learn (pip install -e .[trai
 
 import finetune_few_shot
 import pandas
+import torch
 from conftest import run_main
 from scipy.special import softmax
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel, sentence_transformer
+from neobert_hf.export.graphs import load_graph
 from neobert_hf.finetuning import FewShotClassifier, add_head
 from neobert_hf.finetuning.few_shot import draw_examples, steps_for
+from neobert_hf.hub import write_card
 
 TEXTS = [
     "the fox red",
@@ -72,6 +76,51 @@ def test_the_number_of_steps_follows_that_of_the_pairs(counts, steps):
 def test_a_model_without_a_head_has_no_classes(model_folder):
     with pytest.raises(ValueError, match="model has no classes; give the folder of a trained model"):
         FewShotClassifier(model_folder).predict(["fox"])
+
+
+NAMES = {"id2label": {0: "red", 1: "old", 2: "house"}, "label2id": {"red": 0, "old": 1, "house": 2}}
+EMBEDDING_MODELS = {  # settings of the encoder, and the modules after it that end with a Dense
+    "as many as by default": ({}, [Dense(32, 2)]),
+    "default names": ({"num_labels": 3}, [Normalize(), Dense(32, 3, activation_function=torch.nn.Identity())]),
+    "names of an encoder": (NAMES, [Dense(32, 3, activation_function=torch.nn.Identity())]),
+    "names, and a Normalize": (NAMES, [Normalize(), Dense(32, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", EMBEDDING_MODELS)
+def test_an_embedding_model_with_as_many_outputs_as_classes_has_no_classes(model_folder, tmp_path, name):
+    settings, modules = EMBEDDING_MODELS[name]
+    NeoBERTModel.from_pretrained(model_folder, **settings).save_pretrained(model_folder)
+    model = sentence_transformer(str(model_folder))
+    model.extend(modules)
+    model.save_pretrained(str(tmp_path / "saved"))
+    with pytest.raises(ValueError, match="saved has no classes; give the folder of a trained model"):
+        FewShotClassifier(tmp_path / "saved").predict(["fox"])
+    assert load_graph(tmp_path / "saved").task == "sentence-similarity"
+    write_card(tmp_path / "saved")
+    assert "pipeline_tag: sentence-similarity" in (tmp_path / "saved/README.md").read_text()
+
+
+@pytest.mark.parametrize("kind", ["new", "of an older version", "saved again by sentence-transformers", "LABEL_0"])
+def test_the_folder_of_a_classifier_keeps_its_classes(model_folder, tmp_path, kind):
+    """Also of an embedding model that cuts its vectors: the logits are not cut."""
+    names = ["LABEL_0", "LABEL_1"] if kind == "LABEL_0" else ["red", "old", "house"]
+    model = sentence_transformer(str(model_folder))
+    model.truncate_dim = 2
+    texts, labels = TEXTS[: 3 * len(names)], LABELS[: 3 * len(names)]
+    add_head(model, texts, labels, names)
+    add_head(model, texts, labels, names)  # instead of the first one
+    model.save_pretrained(str(tmp_path / "saved"))
+    if kind == "of an older version":
+        file = tmp_path / "saved/modules.json"
+        *others, last = json.loads(file.read_text())
+        file.write_text(json.dumps([*others, last | {"name": str(last["idx"])}]))
+    elif kind.startswith("saved again"):
+        SentenceTransformer(str(tmp_path / "saved"), device="cpu").save_pretrained(str(tmp_path / "saved"))
+    assert FewShotClassifier(tmp_path / "saved").predict(texts) == [names[i] for i in labels]
+    assert load_graph(tmp_path / "saved").task == "text-classification"
+    write_card(tmp_path / "saved")
+    assert "pipeline_tag: text-classification" in (tmp_path / "saved/README.md").read_text()
 
 
 def test_examples_are_drawn_of_each_class_and_differ_by_the_seed():

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..files.texts import printable
@@ -23,6 +23,9 @@ from ..files.wordpiece import tokenizer_hash
 from ..model.configuration_neobert import NeoBERTConfig
 
 logger = logging.get_logger(__name__)
+
+SETTINGS = "config_sentence_transformers.json"  # of a model, beside modules.json
+HEAD = "classes"  # in modules.json, the name of the last module of a classifier
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
@@ -174,7 +177,7 @@ def read_kind(folder: Path) -> str | None:
     Raises:
         ValueError: config_sentence_transformers.json is damaged.
     """
-    file = folder / "config_sentence_transformers.json"
+    file = folder / SETTINGS
     content = read_json(file) if file.is_file() else None
     if not isinstance(content, dict | None):
         raise ValueError(f"{file} is no JSON object; save or download the model again")
@@ -258,7 +261,26 @@ def open_embedding_model(name: str, revision: str | None = None, **options) -> S
 
 def has_head(model: SentenceTransformer) -> bool:
     """Whether a model ends with a layer of classes, which are those of its config: `encode` returns their logits."""
-    return type(model[-1]).__name__ == "Dense" and model[-1].out_features == len(model[0].config.id2label)
+    modules = [(name, type(module).__name__) for name, module in model.named_children()]
+    return is_head(modules, getattr(model[-1], "get_config_dict", dict)(), getattr(model[0], "config", None))
+
+
+def is_head(modules: Sequence[tuple[str, str]], settings: Mapping, config: PretrainedConfig | None) -> bool:
+    """Whether the last module of a model is a layer of classes. Its name says it, which every save keeps.
+
+    Earlier versions of this library gave it a number. Then it is a Dense without activation behind a Normalize, with an output
+    for each class, and the classes have names of their own. An embedding model with such a Dense has the names LABEL_0, LABEL_1.
+
+    Args:
+        modules: Name and class of each module.
+        settings: Settings of the last module.
+        config: Config of the model.
+    """
+    (_, before), (name, kind) = [("", ""), *modules][-2:]
+    labels = list(config.id2label.values()) if config else []
+    is_plain = before == "Normalize" and settings.get("activation_function", "").endswith(".Identity")
+    is_older = name.isdecimal() and is_plain and labels != [f"LABEL_{i}" for i in range(len(labels))]
+    return kind == "Dense" and settings["out_features"] == len(labels) and (name == HEAD or is_older)
 
 
 def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:

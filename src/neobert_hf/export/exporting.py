@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers.utils import logging
 
+from ..embeddings.models import SETTINGS
 from ..files.writing import check_target, new_folder, write_json, writing
 from ..hub.layouts import WEIGHTS
 from .graphs import EMBEDDING, EmbeddingGraph, Graph, load_graph
@@ -64,11 +65,13 @@ def export_model(
     check_target(Path(out))
     graph = load_graph(source, task)
     if formats == {"eurobert"}:
-        _check_eurobert(graph)
+        from .eurobert import config_of, write_eurobert  # transformers before 5.3 has no EuroBERT
+
+        config_of(graph)  # an error if it has no such twin
     reference = Reference(graph)
     with new_folder(Path(out)) as built:
         if formats == {"eurobert"}:
-            report = _write_eurobert(reference, built, source)
+            report = {WEIGHTS: write_eurobert(reference, built, source)}
         else:
             report = {
                 name: _write_file(reference, built / name, write, kind)
@@ -118,12 +121,8 @@ def _planned_files(
         (int8 and "onnx" in formats, onnx["int8"], partial(write_int8, whole), "int8"),
         (has_openvino, openvino["fp32"], partial(write_openvino, whole), "float32"),
         (has_openvino and int8, openvino["int8"], partial(write_openvino, whole, int8=True), "int8"),
-        (
-            fp16,
-            onnx["fp16"],
-            partial(write_onnx, graph, fp16=True),
-            "float16",
-        ),  # the last one, because it rounds the graph itself
+        # the last one, because it rounds the graph itself
+        (fp16, onnx["fp16"], partial(write_onnx, graph, fp16=True), "float16"),
     ]
     return [row[1:] for row in rows if row[0]]
 
@@ -132,18 +131,6 @@ def _write_gguf(graph: Graph, dtype: str, file: Path) -> None:
     from .gguf import write_gguf  # the package gguf is optional
 
     write_gguf(graph, file, dtype)
-
-
-def _check_eurobert(graph: Graph) -> None:
-    from .eurobert import config_of
-
-    config_of(graph)
-
-
-def _write_eurobert(reference: Reference, folder: Path, source: str | Path) -> dict[str, dict]:
-    from .eurobert import write_eurobert  # transformers before 5.3 has no EuroBERT
-
-    return {WEIGHTS: write_eurobert(reference, folder, source)}
 
 
 def _write_file(reference: Reference, file: Path, write: Callable[[Path], None], kind: str) -> dict[str, Any]:
@@ -178,11 +165,8 @@ def _write_settings(graph: Graph, folder: Path) -> None:
         write_json(folder / "special_tokens_map.json", tokenizer.special_tokens_map)  # fastembed reads it
     if graph.task == EMBEDDING:
         _write_modules(graph, folder)
-    elif isinstance(graph, EmbeddingGraph):  # a classifier of vectors
-        config.problem_type = "single_label_classification"
-        if name := graph.chain.default_prompt_name:
-            content = {"prompts": graph.chain.prompts, "default_prompt_name": name}
-            write_json(folder / "config_sentence_transformers.json", content)
+    elif graph.prompts:
+        write_json(folder / SETTINGS, graph.prompts)
     config.architectures = [graph.architecture]
     with writing(folder / "config.json") as file:  # save_pretrained of the config would add code
         file.write(config.to_json_string().encode())
@@ -205,7 +189,7 @@ def _write_modules(graph: EmbeddingGraph, folder: Path) -> None:
         ],
         "1_Pooling/config.json": older_settings(Pooling(chain.get_embedding_dimension(), graph.pooling_mode)),
         "sentence_bert_config.json": {"max_seq_length": graph.longest, "do_lower_case": False},
-        "config_sentence_transformers.json": {
+        SETTINGS: {
             "__version__": {"sentence_transformers": sentence_transformers.__version__},
             "model_type": "SentenceTransformer",
             "prompts": chain.prompts,

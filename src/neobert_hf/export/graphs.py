@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.logging import get_logger
 
-from ..embeddings.models import check_modules, has_head
+from ..embeddings.models import SETTINGS, check_modules, has_head, read_modules
 from ..files.texts import printable
 from ..files.trust import (
     check_links,
@@ -25,14 +26,17 @@ from ..files.trust import (
     holds_tokenizer,
     keep_known_settings,
     load_tokenizer,
+    read_json,
     resolve,
 )
-from ..hub.layouts import check_weights, read_config
+from ..hub.layouts import check_weights, class_of, read_config
 from ..model import modeling_neobert
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+
+logger = get_logger(__name__)
 
 EMBEDDING, CLASSIFICATION = "sentence-similarity", "text-classification"
 # Tasks as the Hub names them: the Auto class of the model, and the outputs of the graph.
@@ -55,12 +59,13 @@ class Graph(nn.Module):
         outputs: Names of the outputs.
         model: The NeoBERT.
         tokenizer: Its tokenizer, or None if the folder has none.
+        prompts: What the folder says of the prompt before each text of a classifier; empty if it has none.
     """
 
     def __init__(self, task: str, model: NeoBERTPreTrainedModel, tokenizer: PreTrainedTokenizerBase | None):
         super().__init__()
         self.task, self.outputs = task, TASKS[task][1]
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer, self.prompts = model, tokenizer, {}
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the outputs in the order of `outputs`; the inputs are (B, L)."""
@@ -70,7 +75,7 @@ class Graph(nn.Module):
     @property
     def architecture(self) -> str:
         """The class that config.json names, by which other programs know the task."""
-        return type(self.model).__name__
+        return AUTO_CLASSES[TASKS[self.task][0]].__name__
 
     @property
     def longest(self) -> int:
@@ -80,33 +85,31 @@ class Graph(nn.Module):
 
 
 class EmbeddingGraph(Graph):
-    """The whole chain of an embedding model: network, weights of words, pooling, Dense, normalization.
+    """The whole chain of an embedding model: network, weights of words, pooling, Dense, normalization, truncation.
 
     `sentence_embedding` is (B, D). `last_hidden_state` is (B, L, D), and its pooling is the embedding before its normalization:
     runtimes that pool by themselves get the right vector. It holds the states of the tokens if nothing but a normalization is
     around the pooling. Otherwise each token has the embedding itself.
 
-    The embedding of a classifier that was trained with few examples is the logits (B, C) of its classes, its only output.
+    The only output of a classifier that was trained with few examples, and of a reranker, is its logits (B, C).
 
     Args:
-        chain: The embedding model, on the CPU.
-        task: "sentence-similarity", or "text-classification" for a classifier.
+        chain: The embedding model or the reranker, on the CPU.
+        task: "sentence-similarity", or "text-classification" for a classifier and a reranker.
     """
 
-    def __init__(self, chain: SentenceTransformer, task: str = EMBEDDING):
+    def __init__(self, chain: SentenceTransformer | CrossEncoder, task: str = EMBEDDING):
         super().__init__(task, chain[0].model, chain.tokenizer)
-        self.chain, self.modules_after = chain, nn.ModuleList(list(chain)[1:])
+        self.chain, self.modules_after, last = chain, nn.ModuleList(list(chain)[1:]), chain[-1]
         self.kinds = [type(module).__name__ for module in self.modules_after]
+        self.result = "scores" if type(chain).__name__ == "CrossEncoder" else "sentence_embedding"
+        self.dimension = getattr(chain, "truncate_dim", None)  # `encode` cuts behind all modules
+        self.kinds += ["truncate_dim"] * (self.dimension is not None)
         self.pooling = self.modules_after[self.kinds.index("Pooling")]
-        self.ends_normalized = self.kinds[-1] == "Normalize"
+        # a Normalize may be one of token states
+        self.ends_normalized = self.kinds[-1] == "Normalize" and last.module_output_name == self.result
         is_bare = self.kinds in (["Pooling"], ["Pooling", "Normalize"])
         self.keeps_tokens = is_bare and isinstance(self.pooling.pooling_mode, str)
-
-    @property
-    def architecture(self) -> str:
-        """As of a `Graph`."""
-        is_classifier = self.task == CLASSIFICATION
-        return AUTO_CLASSES[TASKS[CLASSIFICATION][0]].__name__ if is_classifier else super().architecture
 
     @property
     def longest(self) -> int:
@@ -124,7 +127,7 @@ class EmbeddingGraph(Graph):
         states = features["token_embeddings"] = self.model(**features).last_hidden_state.float()
         for module in self.modules_after:
             features = module(features)
-        embedding = features["sentence_embedding"]
+        embedding = features[self.result][:, : self.dimension]
         if self.task == CLASSIFICATION:
             return (embedding,)
         if not self.keeps_tokens:
@@ -166,16 +169,18 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
             "open_adapter(MODEL_CLASS, FOLDER).merge_and_unload().save_pretrained(OUT)"
         )
     kind = check_modules(folder) or "SentenceTransformer"
-    is_chain = (folder / "modules.json").is_file() and kind != "CrossEncoder"
+    modules = [kind.rpartition(".")[2] for _, kind in read_modules(folder)]
+    is_chain = bool(modules[kind == "CrossEncoder" :])  # the model of a CrossEncoder may have its head
     if task is None and not is_chain:
         task = _saved_task(folder, read_config(folder))
     if task == EMBEDDING or (is_chain and task in (None, CLASSIFICATION)):
-        chain = _load_chain(folder, kind)
-        if task == CLASSIFICATION and not has_head(chain):
+        chain = _load_chain(folder, kind, task)
+        has_classes = kind == "CrossEncoder" or has_head(chain)
+        if task == CLASSIFICATION and not has_classes:
             raise ValueError(
                 f"{folder} holds an embedding model without classes; leave out task, or export a classifier"
             )
-        graph = EmbeddingGraph(chain, task or (CLASSIFICATION if has_head(chain) else EMBEDDING))
+        graph, modules = EmbeddingGraph(chain, task or (CLASSIFICATION if has_classes else EMBEDDING)), []
     else:
         tokenizer = load_tokenizer(str(folder)) if holds_tokenizer(folder) else None
         with quiet():  # transformers reports a head that is missing, and so does `check_weights`
@@ -183,7 +188,45 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
         keep_known_settings(model.config, folder)
         graph = Graph(task, model, tokenizer)
     check_weights(graph.model, folder, graph.task, graph)
+    if graph.task == CLASSIFICATION and (is_chain or kind == "CrossEncoder"):
+        _keep_scores(graph, folder, kind)
+    left_out, saved = modules[1:], class_of(read_config(folder).get("architectures"))
+    # the head of a masked language model is one of the pretraining
+    if saved not in (None, type(graph.model), AUTO_CLASSES["AutoModelForMaskedLM"]):
+        left_out.append(f"the head of {saved.__name__}")
+    if (folder / "config_setfit.json").is_file() or (folder / "model_head.pkl").is_file():
+        left_out.append("the classes of SetFit (model_head.pkl)")
+    if left_out:
+        logger.warning(f"{source} has {printable(', '.join(left_out))}, which the files for {graph.task} leave out")
     return graph.float().eval()
+
+
+def _keep_scores(graph: Graph, folder: Path, kind: str) -> None:
+    """Let config.json and the prompt say what sentence-transformers does before and after the logits.
+
+    Raises:
+        ValueError: A config.json cannot say it.
+    """
+    config, file = graph.model.config, folder / SETTINGS
+    settings = read_json(file) if file.is_file() else {}
+    if settings.get("default_prompt_name"):
+        graph.prompts = {name: settings[name] for name in ("prompts", "default_prompt_name")}
+    if kind != "CrossEncoder":
+        config.problem_type = "single_label_classification"
+        return
+    if isinstance(graph, EmbeddingGraph):  # its config is that of the encoder
+        config.num_labels, config.problem_type = graph.chain.num_labels, None
+    name = str(settings.get("activation_fn")).rpartition(".")[2]
+    types = {"None": None, "Sigmoid": None, "Identity": "regression"}
+    if config.num_labels > 1:
+        types = {"Sigmoid": "multi_label_classification", "Softmax": "single_label_classification"}
+        types |= dict.fromkeys(("None", "Identity"), config.problem_type)  # for which it returns logits
+    if name not in types:
+        raise ValueError(
+            f"{folder} makes scores of logits by {printable(name)}, which config.json cannot say; set activation_fn in "
+            f"{SETTINGS} to torch.nn.Identity, and apply {printable(name)} to the results"
+        )
+    config.problem_type = types[name]
 
 
 def _saved_task(folder: Path, config: dict) -> str:
@@ -199,16 +242,19 @@ def _saved_task(folder: Path, config: dict) -> str:
     )
 
 
-def _load_chain(folder: Path, kind: str) -> SentenceTransformer:
-    """Load an embedding model that a graph can hold, or a bare NeoBERT with mean pooling."""
+def _load_chain(folder: Path, kind: str, task: str | None) -> SentenceTransformer | CrossEncoder:
+    """Load an embedding model or a reranker that a graph can hold, or a bare NeoBERT with mean pooling."""
+    from sentence_transformers import CrossEncoder
+
     from ..embeddings.common_form import SentenceTransformer
 
-    if kind != "SentenceTransformer":
+    classes = {"SentenceTransformer": SentenceTransformer, "CrossEncoder": CrossEncoder}
+    if kind not in classes or (kind == "CrossEncoder" and task == EMBEDDING):
         raise ValueError(
             f"{folder} holds a {printable(str(kind))}, which gives no single vector for each text and cannot be exported"
         )
     with quiet():
-        chain = SentenceTransformer(str(folder), device="cpu", model_kwargs=LOADING)
+        chain = classes[kind](str(folder), device="cpu", model_kwargs=LOADING)
     kinds = [type(module).__name__ for module in chain]
     model_type = getattr(getattr(chain[0], "config", None), "model_type", kinds[0])
     if model_type != "neobert" or kinds.count("Pooling") != 1:
@@ -221,6 +267,8 @@ def _load_chain(folder: Path, kind: str) -> SentenceTransformer:
             f"{folder} has include_prompt=False, and a graph does not know which tokens are of the prompt; train the model with "
             "include_prompt=True, or set it in the config.json of the pooling if the model has no prompts"
         )
+    if chain[0].processing_kwargs:
+        raise ValueError(f"{folder} has processing_kwargs, which only torch reads; set max_seq_length instead")
     check_vocabulary(chain.tokenizer, folder, chain[0].config.vocab_size)
     keep_known_settings(chain[0].config, folder)
     chain[0].processor = keep_known_settings(chain.tokenizer, folder)

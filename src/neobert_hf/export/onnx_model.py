@@ -4,6 +4,7 @@
 """
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,8 +32,8 @@ FILES = {
 class OnnxModel:
     """A folder that `neobert export` wrote, on the CPU. Several threads may use one object at the same time.
 
-    All methods cut a text that is longer than `max_length` tokens, as sentence-transformers does. In int8, ONNX Runtime rounds a
-    batch by one scale, so the result of a text depends a little on the other texts of its batch.
+    All methods cut a text that is longer than `max_length` tokens, as sentence-transformers does, and warn of it. In int8, ONNX
+    Runtime rounds a batch by one scale, so the result of a text depends a little on the other texts of its batch.
 
     Args:
         folder: The exported folder.
@@ -57,7 +58,8 @@ class OnnxModel:
             option = f" --{dtype}" if dtype in ("fp16", "int8") else ""
             command = f"neobert export MODEL OUT --to {graph.partition('/')[0]}{option}"
             raise FileNotFoundError(f"{self.folder} has no file {graph}; write it: {command}")
-        self.config = self._read_json("config.json")
+        # transformers writes no names of labels where they are these
+        self.config = {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}} | self._read_json("config.json")
         settings = self._read_json("config_sentence_transformers.json")
         self.prompts: dict[str, str] = settings.get("prompts", {})
         self.default_prompt_name: str | None = settings.get("default_prompt_name")
@@ -92,13 +94,21 @@ class OnnxModel:
         Raises:
             TypeError: An element is no text.
         """
-        return self._compute(_as_list(texts))[1]
+        encodings, outputs = self._compute(_as_list(texts))
+        self._warn_of_cut([*map(_num_lost, encodings)])
+        return outputs
 
     def _compute(self, texts: list[Text]) -> tuple[list[Encoding], Arrays]:
         encodings = self.tokenizer.encode_batch(texts)
         ids = np.array([encoding.ids for encoding in encodings], dtype=np.int64)
         mask = np.array([encoding.attention_mask for encoding in encodings], dtype=np.int64)
         return encodings, self._run({"input_ids": ids, "attention_mask": mask})
+
+    def _warn_of_cut(self, lost: list[int], stacklevel: int = 3) -> None:
+        """Warn, at the line of the caller, of texts that were cut; `lost` has the number of lost tokens of each text."""
+        if any(lost):
+            texts = f"{sum(map(bool, lost)):,} of {len(lost):,} texts are cut to {self.max_length:,} tokens"
+            warnings.warn(f"{texts}, and {sum(lost):,} tokens are lost; split long texts", stacklevel=stacklevel)
 
     def _read_output(self, name: str, read: Callable[..., Any], texts: list[Text], batch_size: int) -> list:
         """Return `read(text, its encoding, its row of the output)` for each text; texts of similar length share a batch."""
@@ -109,12 +119,14 @@ class OnnxModel:
                 "call of the model returns all outputs"
             )
         order = sorted(range(len(texts)), key=lambda number: -len("".join(texts[number])))
-        results = {}
+        results, lost = {}, []
         for start in range(0, len(order), batch_size):
             numbers = order[start : start + batch_size]
             encodings, outputs = self._compute([texts[number] for number in numbers])
+            lost += map(_num_lost, encodings)
             for number, encoding, row in zip(numbers, encodings, outputs[name]):
                 results[number] = read(texts[number], encoding, row)
+        self._warn_of_cut(lost, 4)
         return [results[number] for number in range(len(texts))]
 
     def encode(
@@ -179,8 +191,8 @@ class OnnxModel:
         architecture = self.config["architectures"][0]
         read = next((heads[name] for name in heads if architecture.endswith(name)), None)
         found = _as_list(texts)
-        if prompt := self.prompts.get(self.default_prompt_name):  # of a classifier that was trained with few examples
-            found = [prompt + text for text in found]
+        if prompt := self.prompts.get(self.default_prompt_name):  # of a model of sentence-transformers
+            found = [(prompt + text[0], *text[1:]) if isinstance(text, tuple) else prompt + text for text in found]
         results = self._read_output("logits", read, found, batch_size)
         return results[0] if isinstance(texts, str | tuple) else results
 
@@ -236,6 +248,16 @@ class OnnxModel:
 def _as_list(texts: Text | Iterable[Text]) -> list[Text]:
     """Return a text, a pair, or several of them as a list; a dict, as pipelines take it, is one element, which is no text."""
     return [texts] if isinstance(texts, str | tuple | dict) else list(texts)
+
+
+def _num_lost(encoding: Encoding) -> int:
+    """The number of tokens that were cut. The pieces of a pair repeat parts of both texts, and all repeat special tokens."""
+    parts = set()
+    for piece in (encoding, *cut) if (cut := encoding.overflowing) else ():
+        columns = zip(piece.sequence_ids, piece.type_ids, piece.offsets, piece.special_tokens_mask)
+        places = [(text or kind, offsets) for text, kind, offsets, is_special in columns if not is_special]
+        parts |= {tuple(place for place in places if place[0] == text) for text in (0, 1)}
+    return sum(map(len, parts)) - encoding.special_tokens_mask.count(0) if parts else 0
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer.losses import BatchAllTripletLos
 from transformers.hf_argparser import HfArg
 
 from ..embeddings import open_embedding_model
-from ..embeddings.models import has_head
+from ..embeddings.models import HEAD, has_head
 from ..files.texts import beginning, printable
 from ..files.writing import content_hash
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, curve_of, lock_run, train_or_resume
@@ -226,7 +226,8 @@ def add_head(
 ) -> None:
     """Append a logistic regression to an embedding model, as a linear layer. `encode` then returns the logits of the classes.
 
-    The model also gets a layer before it that scales vectors to length 1, and the names of the classes in its config.
+    The model also gets a layer before it that scales vectors to length 1, and the names of the classes in its config. It loses
+    the layers of an earlier call, and its `truncate_dim`, which would cut the logits.
 
     Args:
         model: The model.
@@ -235,10 +236,13 @@ def add_head(
         names: Names of the classes.
         strength: C of the regression; None chooses it by cross-validation on the examples.
     """
+    model.truncate_dim = None
+    if has_head(model):
+        del model[-2:]
     weight, bias = fit_linear(unit_vectors(model, texts), np.array(labels), len(names), SINGLE, strength)
     model.append(Normalize())
     layer = Dense(*weight.T.shape, activation_function=torch.nn.Identity(), init_weight=weight, init_bias=bias)
-    model.append(layer.to(model.device))
+    model.add_module(HEAD, layer.to(model.device))
     config = model[0].config
     config.id2label = dict(enumerate(names))
     config.label2id = {name: i for i, name in enumerate(names)}

@@ -12,9 +12,9 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
-from ..embeddings.models import read_kind, read_modules
+from ..embeddings.models import is_head, read_kind, read_modules
 from ..files.texts import as_list, printable
 from ..files.trust import check_links, read_json
 from ..files.writing import replacing
@@ -173,7 +173,7 @@ def _describe(folder: Path) -> dict[str, Any]:
     problem_type, labels = config.problem_type, [config.id2label[i] for i in range(config.num_labels)]
     if base:
         problem_type, labels = labels_of_adapter(folder)
-    if kind and (len(labels) == 1 if kind == "CrossEncoder" else not _has_classes(folder)):
+    if kind and (len(labels) == 1 if kind == "CrossEncoder" else not _has_classes(folder, config)):
         task, does = EMBEDDERS[kind]
     elif kind:
         task = "text-classification"
@@ -217,11 +217,14 @@ def read_base(folder: Path) -> str | None:
     return base
 
 
-def _has_classes(folder: Path) -> bool:
+def _has_classes(folder: Path, config: PretrainedConfig) -> bool:
     """Whether a model of sentence-transformers ends with the layer of `FewShotClassifier`, whose outputs are classes."""
-    (path, kind), config = (read_modules(folder) or [("", "")])[-1], read_json(folder / "config.json")
-    is_layer = kind.endswith(".Dense") and "id2label" in config
-    return is_layer and read_json(folder / path / "config.json")["out_features"] == len(config["id2label"])
+    if not read_modules(folder):  # which refuses a damaged file
+        return False
+    modules = read_json(folder / "modules.json")
+    file = folder / modules[-1]["path"] / "config.json"
+    settings = read_json(file) if file.is_file() else {}
+    return is_head([(each.get("name", ""), each["type"].rpartition(".")[2]) for each in modules], settings, config)
 
 
 def _count_parameters(folder: Path) -> tuple[int, str]:
