@@ -404,8 +404,8 @@ def test_export_reports_how_far_llama_cpp_is_from_torch(tmp_path, dtype):
 
 @pytest.mark.runtime
 def test_the_python_code_of_the_page_runs(tmp_path, monkeypatch, capsys, encoder, weights, tokenizer):
-    page = Path(__file__).parents[2] / "docs" / "exporting.md"
-    embed, classify = re.findall(r"python - <<'END'\n(.*?)END\n", page.read_text("utf-8"), re.DOTALL)
+    page = (Path(__file__).parents[2] / "docs/exporting.md").read_text("utf-8").partition("\n## llama.cpp\n")[2]
+    embed, classify = re.findall(r"python - <<'END'\n(.*?)END\n", page, re.DOTALL)
     for name, folder in {
         "exported": encoder,
         "classifier": write_classifier(tmp_path / "model", weights, tokenizer),
