@@ -2,7 +2,8 @@
 
     python benchmarks/result_tables.py            (after a new result, and after a change of this file)
 
-Pages under docs/ include the .md files. GitHub includes nothing, so the pages of `BLOCKS` hold their table between `<!-- table:NAME -->` and `<!-- end -->`.
+Pages under docs/ include the .md files. GitHub includes nothing, so the pages of `BLOCKS` hold their table between
+`<!-- table:NAME -->` and `<!-- end -->`.
 """
 
 import hashlib
@@ -374,7 +375,8 @@ def comparison() -> str:
         what = f"tokens/s at 512 tokens, {result['settings']['dtype']}, {result['instructions'].split(' ')[0]}"
         rows.append([f"{what}: {NAMES['ours']}, {NAMES['modernbert-base']}", *map(speeds.get, PEERS)])
         notes.append(spread(result))
-    return f"{grid(rows, ['', *PEERS.values()])}\n\nSpeed: as loaded; the published code does not run on a CPU, so its forward is rewritten. {' '.join(notes)}"
+    note = "Speed: as loaded, random weights. The published code does not run on a CPU, so its forward pass was rewritten."
+    return f"{grid(rows, ['', *PEERS.values()])}\n\n{note} {' '.join(notes)}"
 
 
 BLOCKS = {
