@@ -375,7 +375,9 @@ def comparison() -> str:
         what = f"tokens/s at 512 tokens, {result['settings']['dtype']}, {result['instructions'].split(' ')[0]}"
         rows.append([f"{what}: {NAMES['ours']}, {NAMES['modernbert-base']}", *map(speeds.get, PEERS)])
         notes.append(spread(result))
-    note = "Speed: as loaded, random weights. The published code does not run on a CPU, so its forward pass was rewritten."
+    note = (
+        "Speed: as loaded, random weights. The published code does not run on a CPU, so its forward pass was rewritten."
+    )
     return f"{grid(rows, ['', *PEERS.values()])}\n\n{note} {' '.join(notes)}"
 
 
