@@ -1,7 +1,7 @@
 """Servers of embeddings under load: clients that each send one sentence after another, all at the same time.
 
-The script starts examples/serve_embeddings.py on an exported folder. Start other servers by the commands of docs/serving.md, and
-name their addresses. fastembed is a library, not a server: it runs in this process.
+The script starts examples/serve_embeddings.py on an exported folder. Start other servers by the commands of docs/exporting.md,
+and name their addresses. fastembed is a library, not a server: it runs in this process.
 
     python benchmarks/serving.py --folder exported --servers infinity=http://127.0.0.1:7997 --fastembed
 """

@@ -24,7 +24,8 @@ from neobert_hf.model.modeling_neobert import AUTO_CLASSES
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(neobert_hf.__file__).parent
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROJECTS = [ROOT / f"examples/{name}/README.md" for name in ("paper", "upstream")]
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *PROJECTS]
 FIRST_PAGE = ROOT / "docs/first_model.md"  # its blocks depend on one another
 PROGRAMS_PAGE = ROOT / "docs/other_programs.md"  # test_programs.py runs its blocks
 SNIPPETS = [

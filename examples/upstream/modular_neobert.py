@@ -1,7 +1,7 @@
-"""NeoBERT as a model of transformers itself: what a pull request would contain (docs/upstream.md).
+"""NeoBERT as a model of transformers itself: what a pull request would contain (README.md beside it).
 
-Importing this file registers the classes and the conversion of weights. Then the published checkpoint loads without the code in
-its repository, and without the package neobert_hf: `AutoModelForMaskedLM.from_pretrained("chandar-lab/NeoBERT")`.
+Importing this file registers the classes and the conversion of weights. Then a checkpoint in the published layout loads without
+the code in its repository, and without the package neobert_hf: `AutoModelForMaskedLM.from_pretrained("chandar-lab/NeoBERT")`.
 
 A NeoBERT block is a EuroBERT block. Three things differ in the weights: the rows of q, k and v are fused and grouped by head, the
 rotation turns consecutive pairs instead of halves, and gate and up are fused. The conversion changes them while it loads, and

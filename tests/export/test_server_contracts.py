@@ -1,7 +1,8 @@
 """What the loaders of vLLM and text-embeddings-inference demand of a folder, restated from their source.
 
 vLLM 0.32.0 (vllm/model_executor/models/transformers/base.py, vllm/transformers_utils/config.py) has run with such folders, see
-docs/serving.md. text-embeddings-inference 1.9.3 (router/src/lib.rs, backends/candle/src/lib.rs, backends/ort/src/lib.rs) has not.
+docs/exporting.md. text-embeddings-inference 1.9.3 (router/src/lib.rs, backends/candle/src/lib.rs, backends/ort/src/lib.rs) has
+not.
 """
 
 import json

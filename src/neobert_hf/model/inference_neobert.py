@@ -100,7 +100,7 @@ def inference_copy(model: nn.Module, int8: bool = False, batch_invariant: bool =
     dtype = torch.float32 if int8 else encoders[0].dtype
     if batch_invariant and (is_on_gpu or TORCH.onednn_reorder is None or not onednn_is_best(dtype, num_rows=1)):
         raise ValueError(
-            f"batch_invariant=True needs products of oneDNN, which torch {torch.__version__} has not for {dtype} on this "
+            f"batch_invariant=True needs products of oneDNN, and torch {torch.__version__} has none for {dtype} on this "
             f"{device}; load the model with dtype=torch.float32 on a CPU, or omit it"
         )
     if is_on_gpu and encoders[0].dtype == torch.bfloat16 != best_dtype(device):
