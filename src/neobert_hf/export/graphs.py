@@ -98,6 +98,10 @@ class EmbeddingGraph(Graph):
         self.chain, self.modules_after = chain, nn.ModuleList(list(chain)[1:])
         self.kinds = [type(module).__name__ for module in self.modules_after]
         self.pooling = self.modules_after[self.kinds.index("Pooling")]
+        # Their mean does not depend on a factor, and products with large ones overflow in runtimes of float16.
+        if "WordWeights" in self.kinds:
+            weight = self.modules_after[self.kinds.index("WordWeights")].emb_layer.weight.data
+            weight *= 2.0 ** (4 - torch.frexp(weight.max()).exponent)  # at most 16, without rounding
         self.ends_normalized = self.kinds[-1] == "Normalize"
         is_bare = self.kinds in (["Pooling"], ["Pooling", "Normalize"])
         self.keeps_tokens = is_bare and isinstance(self.pooling.pooling_mode, str)
