@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow.dataset
 
 from neobert_hf.embeddings import open_embedding_model
+from neobert_hf.embeddings.models import prompt_of, warn_of_truncated
 from neobert_hf.export import OnnxModel
 from neobert_hf.runs import run_command
 
@@ -35,7 +36,11 @@ def embed(files: str, output: Path, model: str, dtype: str, gpus: int):
     done = Path(f"{output.resolve()}.{Path(model).name}.{dtype}")  # keeps the ids until all rows are written
     if output.exists() and any(output.iterdir()) and not done.exists():
         raise ValueError(f"{output} has files of another run; choose a new folder")
-    Embedder(model, dtype)(pyarrow.dataset.dataset(files).head(1, ["id", "text"]))  # raises what each core would raise
+    embedder, first = Embedder(model, dtype), pyarrow.dataset.dataset(files).head(1000, ["id", "text"])
+    embedder(first.slice(0, 1))  # raises what each core would raise
+    if not isinstance(embedder.model, OnnxModel):  # what the processes of Ray say is not shown
+        texts = [prompt_of(embedder.model) + text for text in first["text"].fill_null("").to_pylist()]
+        warn_of_truncated(embedder.model, f"the first {len(texts):,} rows", texts)
     ray.init(log_to_driver=False)
     ray.data.DataContext.get_current().checkpoint_config = ray.data.checkpoint.CheckpointConfig("id", str(done))
     pool = ray.data.ActorPoolStrategy(size=gpus or int(ray.cluster_resources()["CPU"]))

@@ -29,6 +29,7 @@ from sentence_transformers.util import get_device_name
 
 from neobert_hf import MINI_MODEL_PATH, best_dtype, tune_allocator
 from neobert_hf.embeddings import open_embedding_model
+from neobert_hf.embeddings.models import prompt_of, warn_of_truncated
 
 # When two entries score alike, the one that more code uses comes first: `str.startswith`, not `tkinter.Text.search`. This is
 # what each doubling of 1 + mentions adds to the cosine; 3 of 60 everyday questions gain by it.
@@ -91,6 +92,7 @@ class DocumentationIndex:
 
     def search(self, question: str, top_k: int) -> list[tuple[Entry, float]]:
         """Return the entries that match the question best, best first, each with its cosine."""
+        warn_of_truncated(self.model, "the question", [prompt_of(self.model, "query") + question])
         vector = self.model.encode_query([question], normalize_embeddings=True)[0]
         cosines = np.maximum.reduceat(self.vectors @ vector.astype(np.float32), self.starts)
         order = np.argsort(-(cosines + self.bonuses), kind="stable")

@@ -14,6 +14,10 @@ from transformers import PreTrainedTokenizerBase
 from neobert_hf import sentence_transformer
 from neobert_hf.embeddings import SentenceTransformer
 
+# A weighted mean does not depend on a common factor of its weights. A step of Adam moves a weight by the learning rate, whatever
+# its size: large weights stay what they are, and a power of two rounds nothing. float16 holds 4,096 times a weight up to 15.
+FACTOR = 4096
+
 
 def inverse_document_frequencies(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
@@ -76,7 +80,7 @@ def weighted_sentence_transformer(
     """Return an embedding model with a linear map of the token vectors, and a mean that weighs the tokens.
 
     The map stands before the weights, with which it commutes: sentence-transformers computes weighted tokens in float32, so that
-    after them a map in bfloat16 or float16 would not run.
+    after them a map in bfloat16 or float16 would not run. The weights are multiplied by `FACTOR`.
 
     Args:
         folder: A NeoBERT with its tokenizer.
@@ -88,7 +92,8 @@ def weighted_sentence_transformer(
     transformer = sentence_transformer(folder, max_seq_length=max_seq_length, model_kwargs={"dtype": dtype})[0]
     width = transformer.get_embedding_dimension()
     vocabulary = transformer.tokenizer.convert_ids_to_tokens(range(len(transformer.tokenizer)))
-    modules = [transformer, WordWeights(vocabulary, dict(token_weights)), Pooling(width, "mean")]
+    weights = {token: FACTOR * weight for token, weight in token_weights.items()}
+    modules = [transformer, WordWeights(vocabulary, weights), Pooling(width, "mean")]
     if projection is not None:
         options = {"activation_function": None, "module_input_name": "token_embeddings"}
         modules.insert(1, Dense(width, width, bias=False, init_weight=torch.tensor(projection.T), **options))

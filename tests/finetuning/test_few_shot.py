@@ -67,6 +67,18 @@ def test_the_head_gives_the_probabilities_of_scikit_learn_also_after_loading(mod
     assert not [file for file in (tmp_path / "saved").rglob("*") if file.suffix in (".pkl", ".bin", ".joblib", ".pt")]
 
 
+def test_a_trained_mini_model_embeds_the_empty_text_and_opens_with_the_same_logits(tmp_path):
+    words = ["fox", "dog", "sea", "house"]
+    texts = [f"open the {word} file" for word in words] + [f"wait for {word} seconds" for word in words]
+    options = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    classifier = FewShotClassifier().fit(texts, ["file"] * 4 + ["wait"] * 4, **options)
+    body = SentenceTransformer(modules=list(classifier.model)[:-2])
+    assert 15 < np.linalg.norm(body.encode("")) < 25  # 19.4 before the training
+    classifier.save(tmp_path)
+    logits = classifier.model.encode(["", *texts])
+    np.testing.assert_array_equal(SentenceTransformer(str(tmp_path)).encode(["", *texts]), logits)
+
+
 @pytest.mark.parametrize(("counts", "steps"), [([8, 8], 20), ([8] * 77, 100), ([16] * 4, 30), ([1, 1], 20)])
 def test_the_number_of_steps_follows_that_of_the_pairs(counts, steps):
     labels = [i for i, count in enumerate(counts) for _ in range(count)]

@@ -163,6 +163,42 @@ def test_stock_calls_compute_the_embeddings_in_half_precision(open_model, dtype)
     assert similarity.min() > 0.999  # 6 blocks that round to 2^-9
 
 
+FROZEN = {
+    "SentenceTransformer": lambda: SentenceTransformer(str(FOLDER)),
+    "SentenceTransformer, frozen": lambda: SentenceTransformer(str(FOLDER)),
+    "open_embedding_model": lambda: open_embedding_model(str(FOLDER)),
+}
+
+
+@pytest.mark.parametrize("learning_rate", [2e-5, 5e-4])
+@pytest.mark.parametrize("name", FROZEN)
+def test_a_training_keeps_the_vector_of_the_empty_text_and_what_it_saves_opens_equal(name, learning_rate, tmp_path):
+    """Near 0, the weights of [CLS] and [SEP] changed their signs in a few steps, and stock modules save no trained weights."""
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    model, texts = FROZEN[name](), {"q": "open file {}", "a": "return a handle {}"}
+    if name.endswith("frozen"):
+        model[2].requires_grad_(False)  # as docs/embeddings.md says
+    start = model[2].emb_layer.weight.detach().clone()
+    rows = Dataset.from_dict({side: [text.format(i) for i in range(16)] for side, text in texts.items()})
+    options = {"max_steps": 10, "learning_rate": learning_rate, "report_to": "none", "use_cpu": True}
+    arguments = SentenceTransformerTrainingArguments(str(tmp_path / "run"), save_strategy="no", **options)
+    SentenceTransformerTrainer(model, arguments, rows, loss=MultipleNegativesRankingLoss(model)).train()
+    model.save_pretrained(str(tmp_path / "saved"))
+    again = SentenceTransformer(str(tmp_path / "saved"))
+    assert 15 < np.linalg.norm(model.encode("")) < 25  # 19.4 before
+    found, expected = (each.encode(["open file 3", *VECTORS]) for each in (again, model))
+    if name == "SentenceTransformer":  # steps below a millionth of each weight, but for those of [CLS] and [SEP]
+        has_words = [bool(text) for text in ["some", *VECTORS]]
+        np.testing.assert_allclose(found[has_words], expected[has_words], atol=5e-5)  # the largest number is 9
+        assert 15 < np.linalg.norm(again.encode("")) < 25
+    else:
+        np.testing.assert_array_equal(found, expected)
+        assert torch.equal(model[2].emb_layer.weight, start)
+
+
 @pytest.mark.compat
 def test_a_second_pass_over_the_same_features_gives_the_same_embeddings():
     """sentence-transformers adds its outputs to the inputs; CachedGISTEmbedLoss gives both to the model again."""

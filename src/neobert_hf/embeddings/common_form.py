@@ -41,13 +41,15 @@ class SentenceTransformer(sentence_transformers.SentenceTransformer):
         if any(isinstance(module, WordWeights) for module in self):
             self[0].unpad_inputs = False  # the weights of the tokens need the attention mask
             for module in self:
-                if isinstance(module, Dense) and module.module_input_name == EMBEDDING:
+                if isinstance(module, WordWeights):
+                    module.requires_grad_(False)  # they are counts; near 0, as of [CLS], a step may change their sign
+                elif isinstance(module, Dense) and module.module_input_name == EMBEDDING:
                     module.float()  # the weighted mean is float32, also after an encoder in bf16
 
     def save(self, path: str, *args, **kwargs) -> None:
         """Save the model as sentence-transformers does, then rewrite what other versions read in another form."""
         for module in self:
-            if isinstance(module, WordWeights):  # it is loaded from these settings, not from its trained weights
+            if isinstance(module, WordWeights):  # it is loaded from these settings, not from its weights
                 weights = module.emb_layer.weight.detach().float()[:, 0].cpu().numpy()
                 module.word_weights = {token: float(str(weight)) for token, weight in zip(module.vocab, weights)}
         super().save(path, *args, **kwargs)

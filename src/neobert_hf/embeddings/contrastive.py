@@ -26,7 +26,8 @@ from transformers.hf_argparser import HfArg
 
 from ..files.texts import as_list
 from ..runs import CheckedCheckpoints, ResumeArguments
-from .pairs import Sets, as_sets, read_yaml
+from .models import warn_of_truncated
+from .pairs import Sets, as_sets, read_yaml, texts_of
 from .retrieval import pairs_evaluators
 from .training import PairArguments, train_and_record
 
@@ -210,6 +211,7 @@ def mine_negatives(
         if negatives := rows.column_names[2:]:
             raise ValueError(f"{name} already has negatives ({', '.join(negatives)}); mine for sets of pairs only")
         options = {"query_prompt": prompts.get(name), "corpus_prompt": prompts.get(name) if sides == "both" else None}
+        warn_of_truncated(model, f"negatives of {name}", texts_of(rows, prompts.get(name, ""), sides))
         mined[name] = mine_hard_negatives(rows, model, num_negatives=num_negatives, output_format="n-tuple", **options)
     return mined
 
@@ -301,6 +303,8 @@ def train_contrastive(
     if len(prompts) == len(sets) and len(set(prompts.values())) == 1:
         (prompt,) = set(prompts.values())
         model.prompts = {"query": prompt, "document": prompt if sides == "both" else ""}
+    for name, rows in (*sets.items(), *(held_out or {}).items()):
+        warn_of_truncated(model, f"{len(rows):,} rows of {name}", texts_of(rows, prompts.get(name, ""), sides))
     set_sampling(training, arguments.sampling_exponent, arguments.gather_across_devices)
     options = (arguments.temperature, arguments.mini_batch_size, arguments.gather_across_devices)
     listed = read_yaml(arguments.training_sets[0]).values() if arguments.training_sets else ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,18 +18,19 @@ from huggingface_hub import snapshot_download
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..files.texts import printable
+from ..files.texts import beginning, printable
 from ..files.trust import NAMES, check_source, check_vocabulary, foreign_settings, keep_known_settings, read_json
-from ..files.wordpiece import tokenizer_hash
+from ..files.wordpiece import plain_tokenizer, tokenizer_hash
 from ..model.configuration_neobert import NeoBERTConfig
 
 logger = logging.get_logger(__name__)
 
 SETTINGS = "config_sentence_transformers.json"  # of a model, beside modules.json
 HEAD = "classes"  # in modules.json, the name of the last module of a classifier
+MOST_COUNTED = 5000  # inputs; tokenizing all texts of a large set takes minutes
 
 if TYPE_CHECKING:
-    from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
+    from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
     from sentence_transformers.base.modules import Transformer
 
 
@@ -257,6 +259,42 @@ def open_embedding_model(name: str, revision: str | None = None, **options) -> S
     model = SentenceTransformer(name, revision=revision, **options)
     adopt(model[0], name)
     return model
+
+
+def prompt_of(model: SentenceTransformer, *names: str) -> str:
+    """Return the prompt of the first name that the model knows, or its default one; `encode_query` has the name "query"."""
+    return model.prompts.get(next((name for name in names if name in model.prompts), model.default_prompt_name)) or ""
+
+
+def longest_input(model: SentenceTransformer | CrossEncoder) -> int | None:
+    """Return the number of tokens at which a model truncates a text; None if it reads all of them."""
+    longest = model.max_seq_length
+    return None if longest is None or math.isinf(longest) else int(longest)
+
+
+def what_is_read(model: SentenceTransformer | CrossEncoder, text: str) -> str:
+    """Return the part of a text that the tokenizer gets: all of it, but of a very long one only the beginning."""
+    longest = longest_input(model)
+    return text if longest is None else beginning(text, model.tokenizer, longest)
+
+
+def num_truncated(model: SentenceTransformer | CrossEncoder, inputs: Sequence[str | tuple[str, str]]) -> int:
+    """Return how many inputs, prompts included, are longer than `longest_input`: texts, or pairs for a cross-encoder."""
+    longest = longest_input(model) or math.inf
+    rows = ((text,) if isinstance(text, str) else text for text in inputs)
+    # a token has at least a byte, and a pair has up to four special ones
+    if not (candidates := [row for row in rows if len("".join(row).encode()) > longest - 4]):
+        return 0
+    tokenizer = plain_tokenizer(model.tokenizer) if model.tokenizer.is_fast else model.tokenizer
+    return sum(len(tokenizer.encode(*(what_is_read(model, text) for text in row))) > longest for row in candidates)
+
+
+def warn_of_truncated(model: SentenceTransformer | CrossEncoder, what: str, inputs: Sequence) -> None:
+    """Say in a line how many inputs, as of `num_truncated`, are truncated; of very many, the longest are counted."""
+    some = sorted(inputs, key=lambda text: len(text) if isinstance(text, str) else sum(map(len, text)))[-MOST_COUNTED:]
+    if count := num_truncated(model, some):
+        fact = f"{'at least ' * (len(some) < len(inputs))}{count:,} of {len(inputs):,} texts are truncated to"
+        logger.warning(f"{printable(what)}: {fact} {longest_input(model)} tokens; give shorter ones or max_seq_length")
 
 
 def has_head(model: SentenceTransformer) -> bool:

@@ -48,6 +48,12 @@ def column_names(width: int) -> list[str]:
     return ["anchor", "positive", *(f"negative_{i}" for i in range(1, width - 1))]
 
 
+def texts_of(rows: Dataset, prompt: str = "", sides: str = "both") -> list[str]:
+    """Return the texts of all columns, with the prompt before each, or before those of the first column ("query")."""
+    before = {name: prompt for name in rows.column_names[: None if sides == "both" else 1]}
+    return [before.get(name, "") + text for name in rows.column_names for text in rows[name] if isinstance(text, str)]
+
+
 def read_sets_of_pairs(files: Iterable[str | Path]) -> DatasetDict:
     """Return `read_pairs` of each file by its name without suffix.
 

@@ -14,6 +14,7 @@ from ..files.rows import SUFFIXES as ROWS
 from ..files.rows import read_lines, read_texts
 from ..files.texts import as_list
 from ..files.wordpiece import plain_tokenizer
+from .models import prompt_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -93,8 +94,7 @@ class PassageReader:
         if not getattr(encoder.tokenizer, "is_fast", True):
             raise ValueError("the model's tokenizer is not a fast one; choose a model with a tokenizer.json")
         tokenizer = plain_tokenizer(encoder.tokenizer)
-        names = [name for name in ("document", "passage", "corpus") if name in encoder.prompts]  # as `encode_document`
-        prompt = encoder.prompts.get(names[0] if names else encoder.default_prompt_name) or ""
+        prompt = prompt_of(encoder, "document", "passage", "corpus")  # as `encode_document`
         self.capacity, self.text_column = max_length - len(tokenizer.encode(prompt).ids), text_column
         if self.capacity < 1:
             raise ValueError(f"max_length={max_length} leaves no token beside the prompt of the model; give more")

@@ -20,8 +20,8 @@ from transformers.hf_argparser import HfArg
 
 from ..files.trust import keep_known_settings
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, ResumeArguments, default_learning_rate
-from .models import check_modules_of
-from .pairs import Sets, as_sets
+from .models import check_modules_of, warn_of_truncated
+from .pairs import Sets, as_sets, texts_of
 from .training import PairArguments, train_and_record
 
 
@@ -90,6 +90,7 @@ def labelled_pairs(sets: Sets, model: SentenceTransformer, num_negatives: int) -
             raise ValueError(
                 f"{name} has {len(rows.column_names)} columns; give pairs of question and answer, for which negatives are mined"
             )
+        warn_of_truncated(model, f"negatives of {name}", texts_of(rows))
         mined = mine_hard_negatives(
             rows, model, num_negatives=num_negatives, output_format="labeled-pair", verbose=False
         )
@@ -122,6 +123,7 @@ def reranking_evaluator(
     for query, document in zip(pairs[question], pairs[answer]):
         answers.setdefault(query, []).append(document)
     corpus = list(dict.fromkeys([*pairs[answer], *documents]))
+    warn_of_truncated(model, f"candidates of {name}", [*answers, *corpus])
     ranked = semantic_search(model.encode_query(list(answers)), model.encode_document(corpus), top_k=num_candidates)
     samples = [
         {"query": query, "positive": right, "documents": [corpus[hit["corpus_id"]] for hit in hits]}
@@ -166,6 +168,8 @@ def train_reranker(
     rows = {name: sum(part["label"]) for name, part in sets.items()}
     num_wrong = sum(map(len, sets.values())) - sum(rows.values())
     print(f"{sum(rows.values()):,} pairs, {num_wrong:,} negatives", flush=True)
+    for name, part in (*sets.items(), *held_out.items()):
+        warn_of_truncated(model, f"{len(part):,} rows of {name}", [*zip(*map(part.__getitem__, part.column_names[:2]))])
     training.learning_rate = training.learning_rate or default_learning_rate(model.config)
     scores = train_and_record(
         RerankerTrainer,

@@ -23,9 +23,9 @@ from tqdm.auto import tqdm
 from ..files.texts import as_list, printable
 from ..runs import MINI_MODEL_PATH, one_line
 from .kept import Kept
-from .models import fingerprint
+from .models import fingerprint, longest_input, prompt_of, warn_of_truncated
 from .passages import NOT_TEXT, PassageReader, find_files
-from .vector_files import longest_input, open_for_inference
+from .vector_files import open_for_inference
 
 CACHE = Path(HF_HOME) / "neobert_hf" / "search"  # may be deleted at any time
 # Tokens of a passage, if the model reads more: one vector of a long text says little about each of its parts.
@@ -128,6 +128,7 @@ class DocumentSearch:
             ValueError: The question has no words, or `top_k` is less than 1.
         """
         check_question(question, top_k)
+        warn_of_truncated(self.encoder, "the question", [prompt_of(self.encoder, "query") + question])
         vector = np.asarray(self.encoder.encode_query([question], show_progress_bar=False), np.float32)
         chunks = (self.vectors[start : start + CHUNK] for start in range(0, len(self.vectors), CHUNK))
         scores = np.concatenate([self.encoder.similarity(vector, chunk).numpy()[0] for chunk in chunks])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,13 +13,12 @@ import numpy as np
 import torch
 
 from ..files.rows import SUFFIXES, read_text_column
-from ..files.texts import as_list, beginning, check_leaves_tokens, check_max_length
-from ..files.wordpiece import plain_tokenizer
+from ..files.texts import as_list, check_leaves_tokens, check_max_length
 from ..files.writing import check_target, replacing, writing
 from ..model.machine_neobert import best_dtype
 from ..runs import MINI_MODEL_PATH
 from .kept import Kept, is_kept
-from .models import fingerprint, open_embedding_model
+from .models import fingerprint, longest_input, num_truncated, open_embedding_model, prompt_of, what_is_read
 from .passages import find_files
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ def embed_files(
 
     Returns:
         The output, the number of files that were read and that were skipped in folders, the number of texts, their dimension,
-        the length in tokens that the model reads, and how many texts are longer (None if the tokenizer is not a fast one).
+        the length in tokens that the model reads, and how many texts are longer.
 
     Raises:
         ValueError: The output has another ending, a text is not valid, or the model cannot be opened.
@@ -87,7 +85,7 @@ def embed_files(
     options |= {"batch_size": batch_size, "show_progress_bar": False}
 
     def encode(block: list[str]) -> np.ndarray:
-        return encoder.encode([_read(encoder, text) for text in block], **options)
+        return encoder.encode([what_is_read(encoder, text) for text in block], **options)
 
     try:
         vectors = kept.vectors(texts, encode)
@@ -97,7 +95,7 @@ def embed_files(
         kept.save()
         raise
     kept.file.unlink(missing_ok=True)
-    prompt = encoder.prompts.get(prompt_name or encoder.default_prompt_name, "")
+    prompt = prompt_of(encoder, prompt_name)
     return {
         "output": output,
         "files": len(found),
@@ -105,31 +103,8 @@ def embed_files(
         "texts": len(texts),
         "dimension": vectors.shape[1],
         "max_seq_length": longest_input(encoder),
-        "truncated": _num_truncated(encoder, [prompt + text for text in texts]),
+        "truncated": num_truncated(encoder, [prompt + text for text in texts]),
     }
-
-
-def longest_input(model: SentenceTransformer) -> int | None:
-    """The number of tokens at which a model truncates a text; None if it reads all of them."""
-    longest = model.max_seq_length
-    return None if longest is None or math.isinf(longest) else int(longest)
-
-
-def _read(model: SentenceTransformer, text: str) -> str:
-    """The part of a text that the tokenizer gets: all of it, but of a very long one only the beginning."""
-    longest = longest_input(model)
-    return text if longest is None else beginning(text, model.tokenizer, longest)
-
-
-def _num_truncated(model: SentenceTransformer, inputs: list[str]) -> int | None:
-    """The number of inputs that are longer than `longest_input`; None if the tokenizer is not a fast one."""
-    longest = longest_input(model)
-    if longest is None or not getattr(model.tokenizer, "is_fast", False):
-        return 0 if longest is None else None
-    tokenizer = plain_tokenizer(model.tokenizer)
-    # a token has at least a byte
-    candidates = (_read(model, text) for text in inputs if len(text.encode()) > longest - 2)
-    return sum(len(tokenizer.encode(text)) > longest for text in candidates)
 
 
 def open_for_inference(model: str, max_length: int | None = None) -> SentenceTransformer:

@@ -106,6 +106,10 @@ class EmbeddingGraph(Graph):
         self.dimension = getattr(chain, "truncate_dim", None)  # `encode` cuts behind all modules
         self.kinds += ["truncate_dim"] * (self.dimension is not None)
         self.pooling = self.modules_after[self.kinds.index("Pooling")]
+        # Their mean does not depend on a factor, and products with large ones overflow in runtimes of float16.
+        if "WordWeights" in self.kinds:
+            weight = self.modules_after[self.kinds.index("WordWeights")].emb_layer.weight.data
+            weight *= 2.0 ** (4 - torch.frexp(weight.max()).exponent)  # at most 16, without rounding
         # a Normalize may be one of token states
         self.ends_normalized = self.kinds[-1] == "Normalize" and last.module_output_name == self.result
         is_bare = self.kinds in (["Pooling"], ["Pooling", "Normalize"])

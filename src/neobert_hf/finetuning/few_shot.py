@@ -21,11 +21,11 @@ from sentence_transformers.sentence_transformer.losses import BatchAllTripletLos
 from transformers.hf_argparser import HfArg
 
 from ..embeddings import open_embedding_model
-from ..embeddings.models import HEAD, has_head
+from ..embeddings.models import HEAD, has_head, num_truncated
 from ..files.texts import beginning, printable
 from ..files.writing import content_hash
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, curve_of, lock_run, train_or_resume
-from .classifier import Classifier, are_truncated
+from .classifier import Classifier
 from .head import choose_strength, fit_linear
 from .job import all_or_nothing, check_finite, training_arguments
 from .rows import given_names
@@ -137,7 +137,7 @@ class FewShotClassifier(Classifier):
             line = f"{len(chosen)} examples of {len(self._names)} classes: {', '.join(self._names)}"
             print(printable(line), flush=True)
             model.max_seq_length = self.tokenizer.model_max_length = self.max_seq_length
-            self._count_truncated(examples["text"])
+            self._num_truncated = num_truncated(model, examples["text"])
             self._say_truncated(len(chosen), "training")
             # otherwise the trainer collects texts of the examples, with a progress bar
             model.model_card_data.widget = [{}]
@@ -174,16 +174,12 @@ class FewShotClassifier(Classifier):
         (texts,) = self._columns(texts, is_labelled=False)
         if not texts:
             return np.zeros((0, len(self.classes)), np.float32)
-        self._count_truncated(texts)
+        self._num_truncated = num_truncated(self._encoder, texts)
         self._say_truncated(len(texts))
         batch_size = (training or self._training or FewShotTrainingArguments).per_device_eval_batch_size
         logits = self._encoder.encode(texts, batch_size=batch_size)
         check_finite(logits)
         return logits
-
-    def _count_truncated(self, texts: list[str]) -> None:
-        tokens = self.tokenizer(texts, truncation=True)
-        self._num_truncated = sum(are_truncated(tokens, self.tokenizer.model_max_length))
 
     def _save_weights(self, folder: str | Path) -> None:
         _ = self.classes  # an error if it is not trained

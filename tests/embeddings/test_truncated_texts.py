@@ -1,0 +1,113 @@
+"""What sentence-transformers truncates without a word, each function of the library counts and says in a line."""
+
+import re
+
+import pytest
+
+pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
+
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+
+from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.embeddings import (
+    ContrastiveArguments,
+    ContrastiveTrainingArguments,
+    DocumentSearch,
+    RerankerTrainingArguments,
+    mine_negatives,
+    models,
+    open_reranker,
+    train_contrastive,
+    train_reranker,
+)
+
+LONGEST, PROMPT = 9, "the red "
+QUESTIONS = [f"{word} fox" + " dog" * number for number, word in enumerate(("the", "quick", "old", "lazy", "warm"))]
+ANSWERS = [f"{text} sea" for text in QUESTIONS[::-1]]
+ROWS = Dataset.from_dict({"anchor": QUESTIONS, "positive": ANSWERS})
+HELD_OUT = Dataset.from_dict(
+    {"anchor": QUESTIONS[3:], "positive": ["the old house by the red sea and it sleeps", "sea"]}
+)
+QUIET = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "max_steps": 1, "per_device_train_batch_size": 2}
+
+
+@pytest.fixture
+def folder(checkpoint, tokenizer, tmp_path):
+    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.fixture
+def retriever(folder):
+    model = SentenceTransformer(folder)
+    model.max_seq_length = LONGEST
+    return model
+
+
+def prompted(rows, sides):
+    """The inputs of an embedding model for rows of questions and answers."""
+    before = PROMPT if sides == "both" else ""
+    return [(PROMPT + text,) for text in rows["anchor"]] + [(before + text,) for text in rows["positive"]]
+
+
+def mine(sides, folder, retriever, tmp_path):
+    mine_negatives({"faq": ROWS}, {"faq": PROMPT}, retriever, 2, sides)
+    return {"negatives of faq": prompted(ROWS, sides)}
+
+
+def contrast(sides, folder, retriever, tmp_path):
+    training = ContrastiveTrainingArguments(str(tmp_path / "run"), **QUIET)
+    arguments = ContrastiveArguments(folder, instruction_sides=sides)
+    train_contrastive(retriever, {"faq": ROWS}, training, arguments, {"faq": PROMPT}, {"faq": HELD_OUT})
+    return {"5 rows of faq": prompted(ROWS, sides), "2 rows of faq": prompted(HELD_OUT, sides)}
+
+
+def rerank(_, folder, retriever, tmp_path):
+    training = RerankerTrainingArguments(str(tmp_path / "run"), **QUIET)
+    train_reranker(open_reranker(folder, LONGEST), {"faq": ROWS}, retriever, training, held_out={"test": HELD_OUT})
+    wrong = [(question, answer) for question in QUESTIONS for answer in ANSWERS]  # four for each question: all of them
+    texts = {*HELD_OUT["anchor"], *HELD_OUT["positive"]} | set(ANSWERS)
+    return {
+        "negatives of faq": [(text,) for text in QUESTIONS + ANSWERS],
+        "candidates of test": [(text,) for text in texts],
+        "25 rows of faq": wrong,
+        "2 rows of test": list(zip(*HELD_OUT.to_dict().values())),
+    }
+
+
+def search(_, folder, retriever, tmp_path):
+    (tmp_path / "a.txt").write_text("the fox")
+    documents = DocumentSearch([str(tmp_path / "a.txt")], folder, LONGEST, cache=tmp_path / "cache")
+    documents.encoder.prompts["query"] = PROMPT
+    for question in (QUESTIONS[0], QUESTIONS[-1]):
+        documents.search(question)
+    return {"the question": [(PROMPT + QUESTIONS[-1],)]}
+
+
+@pytest.mark.parametrize(
+    "job, sides",
+    [(mine, "both"), (mine, "query"), (contrast, "both"), (contrast, "query"), (rerank, None), (search, None)],
+)
+def test_texts_that_are_truncated_are_counted_and_said(job, sides, folder, retriever, tokenizer, tmp_path, caplog):
+    """The oracle is the tokenizer itself, without truncation; each line comes once."""
+    inputs_of = job(sides, folder, retriever, tmp_path)
+    count_of = {
+        what: sum(len(tokenizer(*each)["input_ids"]) > LONGEST for each in inputs) for what, inputs in inputs_of.items()
+    }
+    found = re.findall(rf"(.+): (\d+) of (\d+) texts are truncated to {LONGEST} tokens", "\n".join(caplog.messages))
+    expected = [(what, str(count), str(len(inputs_of[what]))) for what, count in count_of.items() if count]
+    assert sorted(found) == sorted(expected) != []
+
+
+def test_of_very_many_texts_the_longest_are_counted_and_short_ones_are_not_tokenized(retriever, caplog, monkeypatch):
+    monkeypatch.setattr(models, "MOST_COUNTED", 4)
+    models.warn_of_truncated(retriever, "these", ["fox"] * 20 + ["the" + " dog" * LONGEST] * 3 + ["sea"] * 20)
+    models.warn_of_truncated(retriever, "those", ["the" + " dog" * LONGEST] * 2 + ["fox"] * 2)
+    assert [line.partition(" are")[0] for line in caplog.messages] == [
+        "these: at least 3 of 43 texts",
+        "those: 2 of 4 texts",
+    ]
+    monkeypatch.setattr(models, "plain_tokenizer", lambda _: pytest.fail("a short text is tokenized"))
+    models.warn_of_truncated(retriever, "these", ["fox"] * 4)
