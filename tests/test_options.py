@@ -3,9 +3,10 @@
 python tests/test_options.py writes the file again.
 """
 
+import argparse
 import importlib
 import json
-import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,14 @@ COMMANDS |= {script.relative_to(ROOT).as_posix(): script.stem for script in SCRI
 
 
 def options(command):
-    """The arguments that the help of a command lists, in their order."""
-    module = COMMANDS[command]
+    """The arguments of the parser that shows the help of a command, in their order."""
+    module, shown = COMMANDS[command], []
     words = command.split()[1:] if module is neobert_cli else []
-    text = run_main(importlib.import_module(module) if isinstance(module, str) else module, *words, "--help")
-    return re.findall(r"^ +(?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "print_help", lambda parser, file=None: shown.append(parser))
+        run_main(importlib.import_module(module) if isinstance(module, str) else module, *words, "--help")
+    names = [name for parser in shown for action in parser._actions for name in action.option_strings]
+    return [name for name in names if name.startswith("--")]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -43,4 +47,5 @@ def test_no_command_is_gone():
 
 
 if __name__ == "__main__":
+    sys.path[:0] = {str(script.parent) for script in SCRIPTS}
     FILE.write_text(json.dumps({command: options(command) for command in COMMANDS}, indent=1) + "\n", "utf-8")

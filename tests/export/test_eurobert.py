@@ -208,6 +208,10 @@ def test_a_eurobert_of_others_that_is_such_a_network_converts_exactly(tokenizer,
     theirs = transformers.EuroBertForMaskedLM(config).eval()
     theirs.save_pretrained(tmp_path / "theirs")
     tokenizer.save_pretrained(tmp_path / "theirs")
+    file = tmp_path / "theirs/config.json"  # of EuroBERT's own code, which may leave out what is a default
+    written = json.loads(file.read_text())
+    assert written.pop("rms_norm_eps")
+    file.write_text(json.dumps(written))
     printed = run_main(neobert_cli, "convert", tmp_path / "theirs", tmp_path / "ours")
     assert json.loads(printed)["added"] == ["decoder.bias: zeros"]
     ours = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").eval()
@@ -365,9 +369,18 @@ def test_it_is_the_only_format_of_its_folder_and_needs_a_newer_transformers(mask
         export_model(masked_lm, tmp_path / "out", to="eurobert")
 
 
-def test_weights_of_several_dtypes_are_stored_in_float32(masked_lm, tmp_path):
+@pytest.mark.parametrize(
+    ("in_blocks", "outside", "stored"),
+    [(torch.bfloat16, torch.float32, torch.float32), (torch.float16, torch.float16, torch.float16)],
+    ids=["several", "float16"],
+)
+def test_weights_of_one_half_dtype_keep_it_and_those_of_several_are_stored_in_float32(
+    masked_lm, tmp_path, in_blocks, outside, stored
+):
     file = next(masked_lm.glob("*.safetensors"))
-    tensors = {name: x.bfloat16() if "transformer_encoder" in name else x for name, x in load_file(file).items()}
+    tensors = {
+        name: x.to(in_blocks if "transformer_encoder" in name else outside) for name, x in load_file(file).items()
+    }
     save_file(tensors, file, metadata={"format": "pt"})
     export_model(masked_lm, tmp_path / "twin", to="eurobert")
-    assert {x.dtype for x in load_file(tmp_path / "twin/model.safetensors").values()} == {torch.float32}
+    assert {x.dtype for x in load_file(tmp_path / "twin/model.safetensors").values()} == {stored}

@@ -2,14 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
+from datasets import Dataset
 from scipy.special import expit, softmax
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from transformers import BatchEncoding
 
+from neobert_hf import NeoBERTForSequenceClassification
 from neobert_hf.finetuning import Classifier
-from neobert_hf.finetuning.head import choose_strength, fit_linear
+from neobert_hf.finetuning.head import choose_strength, fit_linear, inputs_of_last_layer
 from neobert_hf.finetuning.texts import MULTI, REGRESSION, SINGLE
 
 NOISE = np.random.default_rng(0)
@@ -52,6 +56,21 @@ def test_classes_that_no_row_or_every_row_has_are_improbable_or_probable():
     weight, bias = fit_linear(VECTORS, labels, 3, MULTI, 0.1)
     assert not weight[1:].any()
     np.testing.assert_allclose(expit(bias[1:].numpy()), [1 / 121, 120 / 121], atol=1e-6)
+
+
+def test_the_vectors_before_the_last_layer_are_those_of_evaluation(tiny_config):
+    """Their product with the layer is the logits without dropout; a model in training stays so."""
+    tiny_config.classifier_dropout = 0.5
+    model, ids = NeoBERTForSequenceClassification(tiny_config).train(), [[2, 5, 6, 3], [2, 7, 8, 3], [2, 9, 9, 3]]
+
+    def collate(rows):
+        return BatchEncoding({"input_ids": torch.tensor([row["input_ids"] for row in rows])})
+
+    vectors = inputs_of_last_layer(model, Dataset.from_dict({"input_ids": ids}), collate, 2)
+    assert model.training
+    with torch.no_grad():
+        found, wanted = model.classifier(torch.from_numpy(vectors)), model.eval()(torch.tensor(ids)).logits
+    torch.testing.assert_close(found, wanted)
 
 
 def test_the_strength_is_large_for_a_clear_signal_and_small_for_noise():

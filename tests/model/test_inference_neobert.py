@@ -9,13 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.sentence_transformer.modules import LayerNorm
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from transformers import Trainer, TrainingArguments, pipeline
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel, inference_copy
+from neobert_hf.model.inference_neobert import make_invariant, pad_columns
 from neobert_hf.model.kernels_neobert import InferenceLinear, Int8Linear, in_one_thread
 from neobert_hf.model.machine_neobert import onednn_is_best
 
@@ -331,9 +334,30 @@ def test_a_batch_invariant_copy_gives_a_text_the_same_states_bit_by_bit_in_every
                 assert all(torch.equal(alone[index], states) for index, states in zip(order, batch))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_batch_invariant_copy_of_an_embedding_model_gives_a_text_the_same_vector_in_every_batch(dtype, set_threads):
-    model = SentenceTransformer(neobert_hf.MINI_MODEL_PATH, model_kwargs={"dtype": dtype})
+def _dense(activation=None, num_outputs=37, place="sentence_embedding", **options):
+    torch.manual_seed(0)
+    return Dense(256, num_outputs, activation_function=activation, module_input_name=place, **options)
+
+
+# Modules of sentence-transformers behind the pooling, or before it if they read `token_embeddings`.
+MODULES = {
+    "mini": lambda: [],
+    "few-shot": lambda: [Normalize(), _dense()],
+    "residual": lambda: [_dense(nn.GELU(), use_residual=True)],
+    "one number": lambda: [LayerNorm(256), _dense(nn.Sigmoid(), 1)],
+    "tokens": lambda: [_dense(nn.SiLU(), 256, "token_embeddings")],
+}
+
+
+@pytest.mark.parametrize(
+    ("modules", "dtype"), [*((name, torch.float32) for name in MODULES), ("mini", torch.bfloat16)], ids=str
+)
+def test_a_batch_invariant_copy_of_an_embedding_model_gives_a_text_the_same_vector_in_every_batch(
+    modules, dtype, set_threads
+):
+    model = SentenceTransformer(neobert_hf.MINI_MODEL_PATH, device="cpu", model_kwargs={"dtype": dtype})
+    for module in MODULES[modules]():
+        model.insert(1 if getattr(module, "module_input_name", "") == "token_embeddings" else len(model), module)
     before = model.encode("one text")
     copied = _invariant_copy(model)
     texts = ["word " * length for length in (1, 5, 11, 28, 61, 93, 123, 200)]
@@ -348,6 +372,18 @@ def test_a_batch_invariant_copy_of_an_embedding_model_gives_a_text_the_same_vect
     assert (model.encode("one text") == before).all()
 
 
+def test_the_sum_over_the_columns_of_a_text_does_not_follow_the_longest_text_of_the_batch():
+    """The modules behind the encoder add up the weights of the words; those of padding are zero."""
+
+    def sums(rows):
+        return pad_columns(nn.Module(), ({"attention_mask": rows},))[0]["attention_mask"].sum(1)
+
+    for length in range(1, 257):
+        weights = torch.rand(16, length)
+        together = sums(torch.cat((F.pad(weights, (0, 300 - length)), torch.rand(1, 300))))
+        assert torch.equal(torch.cat([sums(row) for row in weights.split(1)]), together[:16])
+
+
 @pytest.mark.parametrize(
     ("operate", "dtype"), [(F.silu, torch.float32), (lambda x: x * x, torch.complex64)], ids=["silu", "rotation"]
 )
@@ -358,6 +394,56 @@ def test_an_operation_on_rows_in_one_thread_gives_a_row_the_same_bits_among_any_
     for threads in (1, 3):
         set_threads(threads)
         assert torch.equal(in_one_thread(operate, x), alone)
+
+
+ACTIVATIONS = [nn.Tanh, nn.Sigmoid, nn.SiLU, nn.GELU, nn.ELU, nn.CELU, nn.SELU, nn.Mish, nn.Softplus]
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_an_activation_of_a_batch_invariant_copy_gives_a_row_the_same_bits_among_any_rows(kind, set_threads):
+    activation = kind()
+    make_invariant(activation)
+    for width in (1, 37, 301):
+        x = 3 * torch.randn(201, width)
+        set_threads(1)
+        alone = torch.cat([activation(row) for row in x.split(1)])
+        torch.testing.assert_close(alone, kind()(x))
+        for threads in (1, 3):
+            set_threads(threads)
+            assert all(torch.equal(activation(x[:rows]), alone[:rows]) for rows in (2, 33, 201))
+            assert torch.equal(activation(x[:, 0]), alone[:, 0])
+
+
+def test_a_batch_invariant_copy_of_a_cross_encoder_gives_a_pair_the_same_score_in_every_batch():
+    """The sigmoid behind the logits of 32 pairs is computed in vectors."""
+    torch.manual_seed(0)
+    model = CrossEncoder(neobert_hf.MINI_MODEL_PATH, num_labels=1, model_kwargs={"dtype": torch.float32}, device="cpu")
+    nn.init.normal_(model[0].model.classifier.weight)
+    copied = _invariant_copy(model)
+    pairs = [("open a file", f"{word} the file {'again ' * count}") for count in range(7) for word in "abcde"]
+    alone = copied.predict(pairs, batch_size=1)
+    assert all((copied.predict(pairs, batch_size=size) == alone).all() for size in (2, 35))
+    assert abs(alone - model.predict(pairs)).max() < 1e-5
+
+
+@pytest.mark.parametrize(("num_heads", "width"), [(4, 4), (4, 6), (4, 8), (4, 10), (3, 14), (2, 20), (1, 8), (1, 64)])
+@torch.inference_mode()
+def test_small_heads_and_a_single_head_give_a_text_the_same_states_for_1_and_7_threads(num_heads, width, set_threads):
+    shape = {"hidden_size": num_heads * width, "num_attention_heads": num_heads, "num_hidden_layers": 1}
+    torch.manual_seed(0)
+    model = NeoBERTModel(NeoBERTConfig(vocab_size=99, **shape)).eval()
+    for weight in model.parameters():
+        weight.normal_(std=weight.shape[-1] ** -0.5)
+    copied = _invariant_copy(model)
+    for length in (5, 9, 18, 25, 31, 33, 65):
+        ids = torch.randint(1, 99, (3, length))
+        set_threads(1)
+        alone = torch.cat([copied(row).last_hidden_state for row in ids.split(1)])
+        torch.testing.assert_close(alone, model(ids).last_hidden_state)
+        for threads in (1, 2, 7):
+            set_threads(threads)
+            assert torch.equal(copied(ids).last_hidden_state, alone)
+            assert torch.equal(copied(ids[:1]).last_hidden_state, alone[:1])
 
 
 @torch.inference_mode()
