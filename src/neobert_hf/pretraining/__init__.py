@@ -15,7 +15,7 @@ NAMES_OF = {
     "plans": ("PackingPlan", "PackingSettings", "make_packing_plan", "read_packing_plan", "write_packing_plan"),
     "recipes": ("RECIPES", "Recipe", "load_recipe"),
     "rows": ("open_text", "order_of_rows"),
-    "tokenizing": ("tokenize", "typed_options"),
+    "tokenizing": ("tokenize", "tokenizing_tasks", "write_manifest"),
     "training": ("build_model", "pretrain"),
     "trainer": ("PretrainingTrainer", "predicted_tokens"),
     "vocabulary": ("adapt_vocabulary", "old_tokens", "write_adapted_model"),
