@@ -18,7 +18,7 @@ demo: .venv/demo
 test: .venv/dev
 	$(PYTEST) -m "not slow and not gpu and not adversary and not runtime and not rehearsal"
 
-# And what takes long: trainings that are killed, whole jobs, subprocesses.
+# And what takes long: trainings that are killed, whole jobs, subprocesses, ablations.
 test-all: .venv/dev
 	$(PYTEST) -m "not gpu and not adversary and not runtime and not rehearsal"
 

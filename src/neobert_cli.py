@@ -144,8 +144,7 @@ def tokenize(parser: Parser) -> Run:
 
     neobert tokenize --files a.jsonl b.jsonl --tokenizer_name google-bert/bert-base-uncased --output_dir documents
     neobert tokenize --dataset_name wikimedia/wikipedia --dataset_config 20231101.en \\
-        --tokenizer_name google-bert/bert-base-uncased --output_dir documents \\
-        --executor slurm --executor_options partition=cpu time=10:00:00
+        --tokenizer_name google-bert/bert-base-uncased --output_dir documents --executor ray
 
     Rerun the command to resume after an interruption.
     """
@@ -154,25 +153,21 @@ def tokenize(parser: Parser) -> Run:
     add("--tokenizer_name", required=True, metavar="NAME", help="Folder or Hub id of a fast tokenizer.")
     _add_corpus(parser)
     text = "What runs the tasks: an executor of datatrove."
-    add("--executor", choices=("local", "slurm", "ray"), default="local", help=text)
+    add("--executor", choices=("local", "ray"), default="local", help=text)
     text = "Parts of the corpus; an interrupted part begins again. Default: one for each file, 8 to 1,000."
     add("--tasks", type=int, metavar="INT", help=text)
-    text = "Tasks that run at the same time. Default: one for a core; with Slurm and Ray, all."
+    text = "Tasks that run at the same time. Default: one for a core; with Ray, all."
     add("--workers", type=int, metavar="INT", help=text)
-    text = "Further arguments of the executor; Slurm requires partition and time."
-    add("--executor_options", **SEVERAL, metavar="NAME=VALUE", help=text)
 
-    def run(output_dir, tokenizer_name, executor, tasks, workers, executor_options, **source):
+    def run(output_dir, tokenizer_name, executor, tasks, workers, **source):
         from neobert_hf.files.trust import load_tokenizer
         from neobert_hf.pretraining.corpus import Corpus
-        from neobert_hf.pretraining.tokenizing import tokenize, typed_options
+        from neobert_hf.pretraining.tokenizing import tokenize
 
-        options = typed_options(executor_options or ())
         tokenizer = load_tokenizer(tokenizer_name)
-        documents = tokenize(Corpus(**source), tokenizer, output_dir, executor, tasks, workers, options)
+        documents = tokenize(Corpus(**source), tokenizer, output_dir, executor, tasks, workers)
         names = ("num_documents", "num_tokens", "length_histogram")
-        written = {name: documents.manifest[name] for name in names} if documents else {"submitted": executor}
-        print(json.dumps({"folder": output_dir, **written}))
+        print(json.dumps({"folder": output_dir, **{name: documents.manifest[name] for name in names}}))
 
     return run
 

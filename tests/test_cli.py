@@ -145,7 +145,7 @@ def test_help_does_not_import_the_package():
     ("words", "candidates"),
     [
         ("neobert ", {*COMMANDS, "--help", "--version", "-h"}),
-        ("neobert tokenize --exec", {"--executor", "--executor_options"}),
+        ("neobert tokenize --exec", {"--executor"}),
         ("neobert tokenize --sample_by ", {"line", "paragraph", "document"}),
     ],
 )

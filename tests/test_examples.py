@@ -13,7 +13,7 @@ PAPER = [file for name in ("evaluate", "finetune") for file in sorted((ROOT / "e
 EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), *PAPER]
 SHIPPED = "contextual_neobert.py"  # it is saved beside the files of the model, and imports those
 PROJECTS = [file for file in sorted((ROOT / "examples").glob("*/**/*.py")) if file.name != SHIPPED]
-SCRIPTS = [*EXAMPLES, *sorted((ROOT / "hub_upload").glob("*.py"))]
+SCRIPTS = [*EXAMPLES, ROOT / "examples/ablation/ablate.py", *sorted((ROOT / "hub_upload").glob("*.py"))]
 
 
 def public_names():

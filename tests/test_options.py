@@ -18,7 +18,13 @@ ROOT = Path(__file__).parents[1]
 FILE = Path(__file__).with_name("options.json")
 SCRIPTS = [
     script
-    for pattern in ("examples/*.py", "examples/paper/*.py", "examples/paper/*/*.py", "hub_upload/*.py")
+    for pattern in (
+        "examples/*.py",
+        "examples/ablation/*.py",
+        "examples/paper/*.py",
+        "examples/paper/*/*.py",
+        "hub_upload/*.py",
+    )
     for script in sorted(ROOT.glob(pattern))
     if '"__main__"' in script.read_text("utf-8")
 ]

@@ -25,7 +25,7 @@ from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.pretraining import tokenizing
 from neobert_hf.pretraining.corpus import Corpus
 from neobert_hf.pretraining.documents import Documents, task_files
-from neobert_hf.pretraining.tokenizing import tokenize, typed_options
+from neobert_hf.pretraining.tokenizing import tokenize
 from neobert_hf.runs import lock_run
 from neobert_hf.runs.folders import LOCK
 
@@ -251,73 +251,35 @@ def test_a_run_that_is_killed_continues_to_the_same_bytes_also_beside_its_orphan
     assert content(out) == content(tmp_path / "whole")
 
 
-def test_slurm_gets_the_tasks_and_then_a_job_that_writes_the_manifest(tokenizer, corpus, tmp_path, monkeypatch):
-    """A folder with a program `sbatch` stands for Slurm; then this process runs the tasks as the jobs would."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/sbatch").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\necho Submitted batch job 7\n')
-    (tmp_path / "bin/sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    options = {"partition": "cpu", "time": "1:00:00", "mem_per_cpu_gb": 4}
-    assert tokenize(corpus, tokenizer, tmp_path / "out", "slurm", tasks=5, executor_options=options) is None
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert any("--dependency=afterok:7" in call for call in calls)
-    logs = [tmp_path / "out/logs", tmp_path / "out/logs/manifest"]
-    scripts = [(folder / "launch_script.slurm").read_text() for folder in logs]
-    assert all("#SBATCH --partition=cpu" in script and "mem-per-cpu=4G" in script for script in scripts)
-    assert "#SBATCH --array=0-4" in scripts[0] and "#SBATCH --array=0-0" in scripts[1]
-
-    import dill  # as `launch_pickled_pipeline` does on a machine of the cluster
-
-    names = ("node_ips", "cpus_per_task", "mem_per_cpu", "gpus_on_node", "executor")
-    environment = {f"datatrove_{name}": "1" for name in names}
-    monkeypatch.setattr(tokenizing.SlurmPipelineExecutor, "get_distributed_env", lambda *_: environment)
-    for folder, num_tasks in zip(logs, (5, 1)):
-        for rank in range(num_tasks):
-            monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(rank))
-            with (folder / "executor.pik").open("rb") as file:
-                dill.load(file).run()
-    monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
-    whole = tokenize(corpus, tokenizer, tmp_path / "whole", tasks=5, workers=1)
-    assert content(tmp_path / "out") == content(tmp_path / "whole")
-    assert len(tokenize(corpus, tokenizer, tmp_path / "out", "slurm")) == len(whole)
-
-
-def test_ray_gets_the_tasks_and_its_options(tokenizer, corpus, tmp_path, monkeypatch):
+def test_ray_gets_the_tasks(tokenizer, corpus, tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(tokenizing.RayPipelineExecutor, "run", lambda executor: made.append(executor))
     with pytest.raises(OSError, match="8 of 8 tasks are not complete; run the same again to continue"):
-        tokenize(corpus, tokenizer, tmp_path / "out", "ray", workers=3, executor_options={"cpus_per_task": 2})
+        tokenize(corpus, tokenizer, tmp_path / "out", "ray", workers=3)
     (executor,) = made
-    assert (executor.tasks, executor.workers, executor.cpus_per_task) == (8, 3, 2)
+    assert (executor.tasks, executor.workers) == (8, 3)
 
 
-@pytest.mark.parametrize(
-    ("executor", "options", "message"),
-    [
-        ("slurm", {"partition": "cpu", "time": "1:00:00"}, "executor='slurm' needs the command sbatch"),
-        ("local", {"partition": "cpu"}, "unexpected keyword argument 'partition'; give the arguments of datatrove's"),
-        ("local", {"tasks": 16}, "multiple values for keyword argument 'tasks'"),  # documents would be lost
-        ("spark", {}, "executor='spark' is not one of local, slurm, ray"),
-    ],
-)
-def test_an_executor_that_cannot_run_leaves_no_folder(
-    tokenizer, corpus, tmp_path, monkeypatch, executor, options, message
-):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match=message):
-        tokenize(corpus, tokenizer, tmp_path / "out", executor, executor_options=options)
+@pytest.mark.runtime
+def test_a_local_ray_cluster_continues_an_interrupted_run_to_the_same_bytes(tokenizer, corpus, tmp_path):
+    ray = pytest.importorskip("ray", reason="ray is not installed (make test-runtimes)")
+    interrupt(corpus, tokenizer, tmp_path / "out")
+    first = task_files(tmp_path / "out", 0)["ids"]
+    written = first.stat().st_mtime_ns
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
+    try:
+        tokenize(corpus, tokenizer, tmp_path / "out", "ray", workers=2)
+    finally:
+        ray.shutdown()
+    tokenize(corpus, tokenizer, tmp_path / "whole", workers=1)
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+    assert first.stat().st_mtime_ns == written
+
+
+def test_an_unknown_executor_is_refused_and_leaves_no_folder(tokenizer, corpus, tmp_path):
+    with pytest.raises(ValueError, match="executor='spark' is not one of local, ray"):
+        tokenize(corpus, tokenizer, tmp_path / "out", "spark")
     assert not (tmp_path / "out").exists()
-
-
-def test_options_of_an_executor_are_read_from_text():
-    assert typed_options(["partition=cpu", "time=1:00:00", "mem_per_cpu_gb=4", 'sbatch_args={"account": "a=b"}']) == {
-        "partition": "cpu",
-        "time": "1:00:00",
-        "mem_per_cpu_gb": 4,
-        "sbatch_args": {"account": "a=b"},
-    }
-    with pytest.raises(ValueError, match="'cpu' is not of the form name=value"):
-        typed_options(["cpu"])
 
 
 def test_the_command_prints_what_it_wrote(corpus, tokenizer, tmp_path):

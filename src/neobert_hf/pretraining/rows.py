@@ -18,10 +18,19 @@ from .tokenizing import tokenize
 def open_text(
     data: CorpusArguments, training: PretrainingArguments, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Documents | Selection | PackedStream, Subset | None, dict]:
-    """Open the training text and the held-out text.
+    """Open the training text and the held-out text of a run; what is not tokenized yet is tokenized first.
+
+    Args:
+        data: Text, and the folder of its tokens.
+        training: Recipe and training arguments.
+        tokenizer: A fast tokenizer.
 
     Returns:
         The documents to train on, or a stream of rows; the held-out documents, or None; and the values that identify the text.
+
+    Raises:
+        ValueError: Another tokenizer made the documents, several processes would tokenize at once, or the text is wrong.
+        OSError: A file cannot be read or written.
     """
     folder = Path(data.documents_dir or Path(training.output_dir, "documents"))
     held_out = None
@@ -98,7 +107,15 @@ def _has_text(num_special_tokens, ids):
 
 
 def order_of_rows(data: CorpusArguments, training: PretrainingArguments) -> dict:
-    """Return what decides the rows of each step beside text, recipe and seed; a resume and an ablation compare it."""
+    """Return what decides the rows of each step beside text, recipe and seed; a resume and an ablation compare it.
+
+    Args:
+        data: Text and its tokens.
+        training: Recipe and training arguments.
+
+    Returns:
+        Values of arguments by name.
+    """
     order = {"row_tokens": training.row_tokens}
     if not data.streaming:
         return order | {"long_documents": data.long_documents}

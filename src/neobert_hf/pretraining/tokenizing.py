@@ -1,11 +1,10 @@
-"""Tokenizing of a corpus on datatrove: locally, on Slurm, or on Ray.
+"""Tokenizing of a corpus on datatrove: locally, on Ray, or as tasks for another executor.
 
 datatrove runs the tasks, records which are complete, and writes token ids. Reading is ours: datatrove's reader of JSON lines
 leaves out a damaged line, and a file that is not UTF-8, with no more than a warning.
 """
 
 import errno
-import json
 import os
 import shutil
 import signal
@@ -13,14 +12,14 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from datatrove.data import Document
-from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
+from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor
 from datatrove.pipeline.tokens import DocumentTokenizer
 from loguru import logger
 from tokenizers import Tokenizer
@@ -34,7 +33,7 @@ from ..runs.folders import LOCK
 from .corpus import Corpus
 from .documents import ENDS_DTYPE, MANIFEST, Documents, is_whole, task_files
 
-EXECUTORS = {"local": LocalPipelineExecutor, "slurm": SlurmPipelineExecutor, "ray": RayPipelineExecutor}
+EXECUTORS = {"local": LocalPipelineExecutor, "ray": RayPipelineExecutor}
 SETTINGS, TOKENIZER, RECORDS, LOGS = "settings.json", "tokenizer.json", "records", "logs"
 MIN_TASKS, MAX_TASKS = 8, 1000  # the default: several processes share a single file, and many files make few tasks
 RESUME_HINT = "the finished tasks are whole: make room, and run the same again to continue"
@@ -47,8 +46,7 @@ def tokenize(
     executor: str = "local",
     tasks: int | None = None,
     workers: int | None = None,
-    executor_options: dict | None = None,
-) -> Documents | None:
+) -> Documents:
     """Tokenize each text once, whole, and write the ids to a folder; the same call continues after an interruption.
 
     The order of the documents depends on `tasks`, not on the number of processes. White space is left out. If the folder is
@@ -57,42 +55,71 @@ def tokenize(
     Args:
         corpus: Texts. A missing text is left out; a lone surrogate becomes a question mark.
         tokenizer: A fast tokenizer; its special tokens are added.
-        folder: Output folder; created if it does not exist. Slurm and Ray need a folder that all machines see.
-        executor: "local", "slurm" or "ray": which executor of datatrove runs the tasks.
+        folder: Output folder; created if it does not exist. Ray needs a folder that all machines see.
+        executor: "local" or "ray": which executor of datatrove runs the tasks. `tokenizing_tasks` gives them to any other.
         tasks: Parts of the corpus; an interrupted task begins again. More tasks than files share the files. None is one for each
             file, at least 8 and at most 1,000; in a folder that was begun, as many as there.
-        workers: Tasks that run at the same time; None is one for each core, on Slurm and Ray all. On macOS and Windows each local
+        workers: Tasks that run at the same time; None is one for each core, on Ray all. On macOS and Windows each local
             process imports the script again, so keep the call under `if __name__ == "__main__":`.
-        executor_options: Further arguments of datatrove's executor. Slurm requires `time` and `partition`.
 
     Returns:
-        The documents; None if Slurm has only accepted the job, which writes the manifest at its end.
+        The documents.
 
     Raises:
         ValueError: An argument is out of bounds, a line of the corpus is damaged, a text is not a string, the folder holds
             documents of something else, or no text has a token.
         OSError: A file cannot be written, for instance because the disk is full, or a task did not end; others stay whole.
     """
-    if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer; give one that has a tokenizer.json")
+    if executor not in EXECUTORS:
+        raise ValueError(f"executor={executor!r} is not one of {', '.join(EXECUTORS)}")
     folder = Path(folder).resolve()
-    arguments = corpus, tokenizer, folder, executor, tasks, workers, executor_options or {}
-    if executor == "local" and not (folder / MANIFEST).exists():  # a finished folder may be read-only
-        with lock_run(folder):
-            return _tokenize(*arguments)
-    return _tokenize(*arguments)
+    is_local, is_finished = executor == "local", (folder / MANIFEST).exists()  # a finished folder may be read-only
+    with lock_run(folder) if is_local and not is_finished else nullcontext():
+        try:
+            steps, tasks = tokenizing_tasks(corpus, tokenizer, folder, tasks, workers)
+            if steps:
+                logger.disable(
+                    "datatrove"
+                )  # an error reaches the caller; the log would show it again, with a traceback
+                options = _local_options(workers, tasks) if is_local else {"workers": workers or -1}
+                with default_sigterm():
+                    EXECUTORS[executor](steps, tasks, logging_dir=str(folder / LOGS), **options).run()
+                write_manifest(folder)
+        except OSError as error:
+            if error.errno not in (*FULL, errno.EFBIG):
+                raise
+            raise write_error(error, folder, RESUME_HINT) from error
+    return Documents(folder)
 
 
-def _tokenize(
+def tokenizing_tasks(
     corpus: Corpus,
     tokenizer: PreTrainedTokenizerFast,
-    folder: Path,
-    executor: str,
-    tasks: int | None,
-    workers: int | None,
-    options: dict,
-) -> Documents | None:
-    plain = plain_tokenizer(tokenizer)
+    folder: str | Path,
+    tasks: int | None = None,
+    workers: int | None = None,
+) -> tuple[list[Callable], int]:
+    """Begin or continue a folder of documents, and return the tasks for an executor of datatrove; `tokenize` runs them here.
+
+    The executor needs FOLDER/logs as its `logging_dir`. When all tasks are complete, `write_manifest` finishes the folder.
+
+    Args:
+        corpus: As of `tokenize`.
+        tokenizer: As of `tokenize`.
+        folder: As of `tokenize`.
+        tasks: As of `tokenize`.
+        workers: With 1, the tokenizer uses all cores of its process.
+
+    Returns:
+        The steps of a task, a pipeline of datatrove, empty if the folder is finished; and the number of tasks.
+
+    Raises:
+        ValueError: An argument is out of bounds, or the folder holds something else.
+        OSError: A file cannot be written.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer; give one that has a tokenizer.json")
+    folder, plain = Path(folder).resolve(), plain_tokenizer(tokenizer)
     begun = next((read_json(folder / name) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
     num_files = corpus.stream().num_shards
     tasks = tasks or begun.get("num_tasks") or min(max(num_files, MIN_TASKS), MAX_TASKS)
@@ -109,37 +136,27 @@ def _tokenize(
             f"{folder} holds documents of something else: {details}. Choose another folder, or remove this one"
         )
     if (folder / MANIFEST).exists():  # the folder may be read-only
-        return Documents(folder)
+        return [], settings["num_tasks"]
     others = [file.name for file in folder.glob("*") if not file.name.endswith(".part") and file.name != LOCK]
     if others and not begun:
         raise ValueError(f"{folder} is not empty and holds no documents; choose another folder")
-
-    logger.disable("datatrove")  # an error reaches the caller; the log would show it a second time, with a traceback
-    tasks, workers = settings["num_tasks"], workers or -1
-    if executor == "local":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        workers = min(workers if workers > 0 else cores, tasks)
-        if sys.platform == "linux":  # datatrove's forkserver imports torch in each process
-            options = {"start_method": "fork", **options}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / SETTINGS, settings, "no text was tokenized")
+    with writing(folder / TOKENIZER, "no text was tokenized") as file:
+        file.write(plain.to_str().encode())
+    for mark in folder.glob(f"{LOGS}/completions/*"):
+        if not _is_whole(folder, int(mark.name)):  # after a power failure
+            mark.unlink()
     steps = [partial(read_task, corpus, num_parts), partial(write_task, folder, workers != 1)]
-    job = _job(folder, steps, executor, tasks, workers, options)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / SETTINGS, settings, "no text was tokenized")
-        with writing(folder / TOKENIZER, "no text was tokenized") as file:
-            file.write(plain.to_str().encode())
-        for mark in folder.glob(f"{LOGS}/completions/*"):
-            if not _is_whole(folder, int(mark.name)):  # after a power failure
-                mark.unlink()
-        with default_sigterm():
-            job.run()
-        if executor != "slurm":
-            write_manifest(folder)
-    except OSError as error:
-        if error.errno not in (*FULL, errno.EFBIG):
-            raise
-        raise write_error(error, folder, RESUME_HINT) from error
-    return Documents(folder) if (folder / MANIFEST).exists() else None
+    return steps, settings["num_tasks"]
+
+
+def _local_options(workers, tasks):
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    options = {"workers": min(workers if workers and workers > 0 else cores, tasks)}
+    return options | (
+        {"start_method": "fork"} if sys.platform == "linux" else {}
+    )  # its forkserver imports torch each time
 
 
 @contextmanager
@@ -160,39 +177,6 @@ def _special_tokens(plain: Tokenizer) -> list[int]:
     masks = (plain.encode(text).special_tokens_mask for text in ("a", *plain.get_vocab()))
     mask = next(mask for mask in masks if 0 in mask)  # a vocabulary may have no "a" and no unknown token
     return [mask.index(0), mask[::-1].index(0)]
-
-
-def typed_options(options: Iterable[str]) -> dict:
-    """Arguments of an executor from the form "name=value"; a value that is JSON, such as a number, is read as JSON."""
-    typed = {}
-    for option in options:
-        name, is_pair, value = option.partition("=")
-        if not is_pair:
-            raise ValueError(f"executor_options {option!r} is not of the form name=value, such as partition=cpu")
-        try:
-            typed[name] = json.loads(value)
-        except ValueError:  # a word, such as the name of a partition
-            typed[name] = value
-    return typed
-
-
-def _job(folder, steps, executor, tasks, workers, options):
-    """The executor; on Slurm a second job, which waits for the tasks, writes the manifest."""
-    if executor not in EXECUTORS:
-        raise ValueError(f"executor={executor!r} is not one of {', '.join(EXECUTORS)}")
-    if executor == "slurm" and shutil.which("sbatch") is None:
-        raise ValueError("executor='slurm' needs the command sbatch; run this on a machine of the cluster that has it")
-    logs = folder / LOGS
-    try:
-        job = EXECUTORS[executor](steps, tasks=tasks, workers=workers, logging_dir=str(logs), **options)
-        if executor == "slurm":
-            last, logs = partial(write_manifest, folder), str(logs / "manifest")
-            job = SlurmPipelineExecutor([last], tasks=1, workers=1, depends=job, logging_dir=logs, **options)
-    except TypeError as error:
-        raise ValueError(
-            f"executor_options={options}: {error}; give the arguments of datatrove's executor for {executor}"
-        ) from error
-    return job
 
 
 def read_task(corpus: Corpus, num_parts: int, data=None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
@@ -250,7 +234,9 @@ def _is_whole(folder, task):
 def write_manifest(folder: Path, *_) -> None:
     """Write the manifest of a folder whose tasks are complete.
 
-    On Slurm it is the only step of a job, which gives it further arguments.
+    Args:
+        folder: Folder of `tokenizing_tasks`.
+        _: What an executor gives to a step, so that this can be the only step of a last job.
 
     Raises:
         OSError: A task is not complete.

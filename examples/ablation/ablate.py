@@ -1,7 +1,7 @@
 """Train several pretraining recipes on the same rows, and say with an interval which one learns more.
 
     python examples/documentation_search/corpus.py --output_dir runs/documentation --vocab_size 4096
-    python examples/ablate.py --arms examples/ablation.yaml --output_dir runs/ablation
+    python examples/ablation/ablate.py --arms examples/ablation/arms.yaml --output_dir runs/ablation
 
 The file holds arguments of examples/pretrain_mlm.py for each arm; the first arm is the baseline. The same command continues after
 an interruption. Under `accelerate launch --num_processes 4`, each process trains runs of its own on its device.
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from ablation import ablate, read_ablation
 from matplotlib.figure import Figure
 from tabulate import tabulate
 from transformers.hf_argparser import HfArg
 
-from neobert_hf.pretraining import ablate, read_ablation
 from neobert_hf.runs import run_script
 
 TITLES = (

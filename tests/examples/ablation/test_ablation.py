@@ -3,20 +3,21 @@
 import json
 
 import ablate as example
+import ablation as module
 import numpy as np
 import pytest
 import torch
+from ablation import Ablation, ablate, compare_losses, read_ablation
 from conftest import run_main
 from pretraining_runs import SMALL
 from scipy import stats
 from torch.utils.data import DataLoader
-from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from neobert_hf.files.wordpiece import train_wordpiece
-from neobert_hf.pretraining import Ablation, ablate, held_out_losses, read_ablation, rows
-from neobert_hf.pretraining import ablation as module
-from neobert_hf.pretraining.ablation import compare_losses
+from neobert_hf.pretraining import PackedMLMCollator, rows
 from neobert_hf.pretraining.arguments import VALUES
+
+pytestmark = pytest.mark.slow  # a project of its own: `make test-all` runs it
 
 
 @pytest.fixture
@@ -133,33 +134,6 @@ def test_an_arm_that_diverges_is_named_and_the_others_go_on(common, tmp_path, ca
 # Figures
 
 
-def test_held_out_losses_are_those_of_a_plain_pass(common, corpus, tmp_path):
-    """One document at a time, with the masks that the labels of the collator give."""
-    ablate(Ablation({"a": {}, "b": {}}, (1,), common), tmp_path)
-    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "a-1")
-    tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
-    texts = [
-        "the quick brown fox jumps over",
-        "lazy dog",
-        "and then it sleeps in a warm red house by old sea",
-        "a [PAD] b",
-    ]
-    found = held_out_losses(model, tokenizer, texts, 12, batch_size=2)
-    for number, text in enumerate(texts):
-        ids = torch.tensor(tokenizer(text, truncation=True, max_length=12)["input_ids"])
-        row = module.PackedMLMCollator(tokenizer, 0.2)(
-            [{"input_ids": ids, "attention_mask": ids >= 0, "mask_seed": number}]
-        )
-        is_masked = row["labels"][0] != -100
-        logits = model(row["input_ids"]).logits[0, is_masked]
-        expected = -logits.log_softmax(-1)[torch.arange(len(logits)), ids[is_masked]].mean().item()
-        assert found["loss"][number] == pytest.approx(expected, abs=1e-5, nan_ok=True)
-        assert found["num_masked"][number] == is_masked.sum()
-        assert found["num_correct"][number] == (logits.argmax(-1) == ids[is_masked]).sum()
-    assert found["num_tokens"] == [len(tokenizer(text, add_special_tokens=False)["input_ids"][:10]) for text in texts]
-    assert found["num_characters"][:2] == [30, 8] and 20 < found["num_characters"][2] < len(texts[2])
-
-
 def test_the_interval_of_a_mean_difference_covers_the_truth_as_often_as_it_says():
     """300 differences around 0.1: the interval of 95 % misses it in 1 to 13 of 100 draws, a binomial's range of 99.9 %."""
     rng, missed = np.random.default_rng(0), 0
@@ -223,7 +197,7 @@ def steps_of(data, training, tokenizer):
     options = training.mask_rate[0], training.mask_replace_prob, training.random_replace_prob
     batches = iter(DataLoader(
         text, training.per_device_train_batch_size, num_workers=training.dataloader_num_workers,
-        collate_fn=module.PackedMLMCollator(tokenizer, *options),
+        collate_fn=PackedMLMCollator(tokenizer, *options),
     ))  # fmt: skip
     for _ in range(8):
         step = [next(batches) for _ in range(training.gradient_accumulation_steps)]

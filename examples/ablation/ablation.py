@@ -2,9 +2,8 @@
 
 import difflib
 import json
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,26 @@ from typing import Any
 import filelock
 import numpy as np
 import torch
-import torch.nn.functional as F
 import yaml
 from scipy import stats
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..files.texts import printable
-from ..files.trust import load_tokenizer, read_json
-from ..files.wordpiece import tokenizer_hash
-from ..files.writing import content_hash, only_writer, write_json
-from ..runs import CommandParser
-from ..runs.folders import SUMMARY
-from .arguments import CorpusArguments, PretrainingArguments
-from .collators import PackedMLMCollator
-from .corpus import open_corpus
-from .optimizers import name_of
-from .rows import open_text, order_of_rows
-from .training import build_model, pretrain
+from neobert_hf.files import content_hash, load_tokenizer, only_writer, printable, read_json, tokenizer_hash, write_json
+from neobert_hf.pretraining import (
+    Corpus,
+    CorpusArguments,
+    PretrainingArguments,
+    build_model,
+    held_out_losses,
+    open_text,
+    order_of_rows,
+    pretrain,
+)
+from neobert_hf.runs import CommandParser
 
 PLAN, REPORT, RESULT, LOCK = "plan.json", "ablation.json", "held_out.json", ".ablation.lock"
+SUMMARY = "training_summary.json"  # that `pretrain` writes
 FUNCTIONS = ("model", "optimizer", "schedule")  # of `pretrain`
 CONFIDENCE = 0.95
-MASK_RATE = 0.2  # of the held-out documents, whatever the rate of an arm
 # Values of a recipe that decide neither which documents lie in which row of which step, nor which tokens are masked.
 OF_WEIGHTS = (
     *("optimizer", "learning_rate", "schedule", "warmup_steps", "decay_until", "decay_from", "weight_decay"),
@@ -196,56 +193,6 @@ def ablate(
     return report
 
 
-def held_out_losses(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    max_length: int,
-    mask_rate: float = MASK_RATE,
-    batch_size: int = 16,
-) -> dict[str, list[float]]:
-    """Return the loss of each document at masked tokens; the masks depend on the document's number and the tokenizer alone.
-
-    Args:
-        model: A masked language model.
-        tokenizer: Its tokenizer.
-        texts: The N documents.
-        max_length: Length in tokens at which a document is cut.
-        mask_rate: Share of the tokens that are masked, all by the mask token.
-        batch_size: Documents in a batch.
-
-    Returns:
-        N values each: `loss`, the mean over the masked tokens, NaN for a document without one; `num_correct`; `num_masked`;
-        `num_tokens`, without special tokens; and `num_characters` that these tokens cover.
-    """
-    encoded = tokenizer(list(texts), truncation=True, max_length=max_length, return_offsets_mapping=True)
-    num_tokens = [len(ids) - tokenizer.num_special_tokens_to_add() for ids in encoded["input_ids"]]
-    found = {
-        "loss": np.full(len(texts), math.nan),
-        "num_correct": np.zeros(len(texts)),
-        "num_masked": np.zeros(len(texts)),
-    }
-    collator, names = PackedMLMCollator(tokenizer, mask_rate, batch_format="padded"), ("input_ids", "attention_mask")
-    by_length = np.argsort([len(ids) for ids in encoded["input_ids"]], kind="stable").tolist()
-    model.eval()
-    for start in range(0, len(texts), batch_size):
-        numbers = by_length[start : start + batch_size]
-        batch = collator([{name: encoded[name][i] for name in names} | {"mask_seed": i} for i in numbers])
-        labels = batch.pop("labels").to(model.device)
-        with torch.no_grad():
-            logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits.float()
-        is_label = labels != -100
-        sums = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(1)
-        found["loss"][numbers] = (sums / is_label.sum(1)).cpu()  # 0 / 0 is NaN
-        found["num_correct"][numbers] = ((logits.argmax(-1) == labels) & is_label).sum(1).cpu()
-        found["num_masked"][numbers] = is_label.sum(1).cpu()
-    ends = [max((end for _, end in offsets), default=0) for offsets in encoded["offset_mapping"]]
-    return {name: values.tolist() for name, values in found.items()} | {
-        "num_tokens": num_tokens,
-        "num_characters": ends,
-    }
-
-
 def _leave_launcher():
     """Make this process one that trains alone, on the device that a launcher of several processes gives it."""
     place, visible = os.environ.get("LOCAL_RANK"), os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -283,8 +230,9 @@ def _check_comparable(ablation, arms, per_character):
             sizes[arm] = model.config.vocab_size
     if len(set(sizes.values())) > 1 and not per_character:
         raise ValueError(f"the arms have vocabularies of {sizes} tokens, so their losses per token cannot be compared")
-    data, training = arms[baseline]
-    texts = [text for text in open_corpus(data, training.to_recipe(), data.validation_files) if text.strip()]
+    data, _ = arms[baseline]
+    corpus = Corpus(data.validation_files, text_column=data.text_column or "text", sample_by=data.sample_by)
+    texts = [text for text in corpus if text.strip()]
     return texts, min(training.max_length for _, training in arms.values())
 
 
@@ -297,7 +245,7 @@ def _check_plan(output_dir, ablation, arms, per_character):
     plan = {"arms": ablation.arms, "seeds": ablation.seeds, "common": ablation.common, "per_character": per_character}
     plan["recipes"] = {arm: asdict(training.to_recipe()) for arm, (_, training) in arms.items()}  # a file may change
     plan["functions"] = {
-        arm: {name: name_of(function) for name, function in functions.items()}
+        arm: {name: _name_of(function) for name, function in functions.items()}
         for arm, functions in (ablation.functions or {}).items()
     }
     plan = json.loads(json.dumps(plan, default=str))
@@ -309,6 +257,12 @@ def _check_plan(output_dir, ablation, arms, per_character):
         details = "; ".join(f"{name} were {earlier.get(name)} and are {plan[name]}" for name in different)
         raise ValueError(f"{output_dir} holds another ablation: {details}; give another --output_dir")
     return plan
+
+
+def _name_of(function: Callable) -> str:
+    """The name of a function or class; of a `partial`, that of its function."""
+    inner = getattr(function, "func", function)
+    return getattr(inner, "__qualname__", type(inner).__qualname__)
 
 
 def _text_of(data, training):
