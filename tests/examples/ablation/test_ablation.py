@@ -87,7 +87,7 @@ def test_a_function_of_another_name_is_another_ablation(common, tmp_path):
 
     (tmp_path / "plan.json").write_text(json.dumps(plan(partial(math.pow, 0.5))))
     assert plan(math.pow)["functions"] == {"b": {"schedule": "pow"}}
-    with pytest.raises(ValueError, match="holds another ablation: functions were .*'pow'.* and are .*'exp'"):
+    with pytest.raises(ValueError, match=r"holds another ablation: functions were .*'pow'.* and are .*'exp'"):
         plan(math.exp)
 
 
