@@ -1,6 +1,8 @@
 """Ablations: equal arms do not differ, others do; runs resume and are divided among processes; unequal measures are refused."""
 
 import json
+import math
+from functools import partial
 
 import ablate as example
 import ablation as module
@@ -75,6 +77,18 @@ def test_a_recipe_whose_file_has_changed_is_another_ablation_and_seeds_may_be_ad
     recipe.write_text("mask_rate: 0.4")
     with pytest.raises(ValueError, match=r"holds another ablation: recipes were"):
         ablate(Ablation(arms, (1, 2), common), tmp_path / "runs")
+
+
+def test_a_function_of_another_name_is_another_ablation(common, tmp_path):
+    def plan(schedule):
+        ablation = Ablation({"a": {}, "b": {}}, (1,), common, {"b": {"schedule": schedule}})
+        arms = {arm: ablation.arguments(arm, 1, tmp_path) for arm in "ab"}
+        return module._check_plan(tmp_path, ablation, arms, False)
+
+    (tmp_path / "plan.json").write_text(json.dumps(plan(partial(math.pow, 0.5))))
+    assert plan(math.pow)["functions"] == {"b": {"schedule": "pow"}}
+    with pytest.raises(ValueError, match=r"holds another ablation: functions were .*'pow'.* and are .*'exp'"):
+        plan(math.exp)
 
 
 def test_an_arm_that_diverged_with_one_seed_says_so_in_its_row():
