@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pyarrow.dataset
 
-from neobert_hf.embeddings import open_embedding_model
-from neobert_hf.embeddings.models import prompt_of, warn_of_truncated
+from neobert_hf.embeddings import open_embedding_model, prompt_of, warn_of_truncated
 from neobert_hf.export import OnnxModel
 from neobert_hf.runs import run_command
 

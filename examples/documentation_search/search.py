@@ -28,8 +28,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
 
 from neobert_hf import MINI_MODEL_PATH, best_dtype, tune_allocator
-from neobert_hf.embeddings import open_embedding_model
-from neobert_hf.embeddings.models import prompt_of, warn_of_truncated
+from neobert_hf.embeddings import open_embedding_model, prompt_of, warn_of_truncated
 
 # When two entries score alike, the one that more code uses comes first: `str.startswith`, not `tkinter.Text.search`. This is
 # what each doubling of 1 + mentions adds to the cosine; 3 of 60 everyday questions gain by it.

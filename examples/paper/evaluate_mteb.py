@@ -32,9 +32,7 @@ class MTEBArguments:
 
     model: str = field(metadata={"help": "Folder or Hub id of a model of sentence-transformers, or of a bare NeoBERT."})
     output_dir: str = field(metadata={"help": "Folder of the results; rerun the command to resume."})
-    model_name: str = field(
-        default=None, metadata={"help": "Name of the results. Default: local/ and the name of the model's folder."}
-    )
+    model_name: str = field(default=None, metadata={"help": "Name of the results. Default: local/ and the folder."})
     tasks: list[str] = field(default=None, metadata={"help": "Tasks of MTEB(eng, v1). Default: all 56."})
     instruction_template: str = field(
         default="{instruction} ", metadata={"help": "Text before each input; {instruction} is replaced."}
@@ -49,19 +47,18 @@ class MTEBArguments:
     )
     revision: str = field(default=None, metadata={"help": "Branch, tag or commit of a model on the Hub."})
     batch_size: int = field(default=32, metadata={"help": "Number of texts in a batch."})
-    max_seq_length: int = field(
-        default=None, metadata={"help": "Maximum length of a text in tokens. Default: the model's."}
-    )
+    max_seq_length: int = field(default=None, metadata={"help": "Longest text in tokens. Default: the model's."})
     card: str = field(default=None, metadata={"help": "README.md of the model, whose metadata gets the scores."})
 
 
 def run(arguments: MTEBArguments):
     """Evaluate, print, and write scores.json."""
-    outputs = [Path(arguments.output_dir, name) for name in ("scores.json",)]
-    with replacing(*outputs, writer="evaluate_mteb.py"):
+    file = Path(arguments.output_dir, "scores.json")
+    with replacing(file, writer="evaluate_mteb.py"):
         # 1. Tasks and prompts.
         tasks = benchmark_tasks(arguments.tasks)
-        prompts = mteb_prompts(arguments.instruction_template, arguments.instruction_sides)
+        sides = arguments.instruction_sides
+        prompts = {} if arguments.without_instructions else mteb_prompts(arguments.instruction_template, sides)
         name = arguments.model_name or f"local/{Path(arguments.model).resolve().name}"
 
         # 2. The model.
@@ -71,13 +68,11 @@ def run(arguments: MTEBArguments):
         model.max_seq_length = arguments.max_seq_length or model.max_seq_length
 
         # 3. Evaluation, tables, results.
-        prompts = {} if arguments.without_instructions else prompts
         with in_contexts(model, tasks) as wrapper_class:
             scores = evaluate(model, tasks, arguments.output_dir, name, prompts, arguments.batch_size, wrapper_class)
         means, missing = averages(scores)
-        print(
-            tabulate([(s.task, s.metric, s.score) for s in scores], headers=["task", "metric", "score"], floatfmt=".2f")
-        )
+        rows = [(score.task, score.metric, score.score) for score in scores]
+        print(tabulate(rows, headers=["task", "metric", "score"], floatfmt=".2f"))
         print(tabulate([means], headers="keys", floatfmt=".2f", missingval="-"))
         if missing:
             print(f"averages are incomplete without these tasks: {', '.join(missing)}")
@@ -91,7 +86,7 @@ def run(arguments: MTEBArguments):
             "scores": list(map(asdict, scores)),
             "dataset_revisions": {task.metadata.name: task.metadata.dataset["revision"] for task in tasks},
         }
-        Path(arguments.output_dir, "scores.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        file.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
         if arguments.card:
             write_model_index(arguments.card, name, scores)
 

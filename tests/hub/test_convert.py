@@ -288,10 +288,10 @@ REFUSED = {  # what happens to a folder that can be converted, and the error
     "no rotation": (config(rope=False), "rope=False must be true"),
     "another activation": (config(hidden_act="gelu"), "'gelu' must be swiglu"),
     "a class of others": (config(architectures=["Bert"]), "no class of NeoBERT"),
-    "no config": (without("config.json"), "holds no config.json.*--base"),
+    "no config": (without("config.json"), "holds no config.json.* as base"),
     "a damaged config": (lambda folder: (folder / "config.json").write_text("{"), "is not JSON in UTF-8"),
     "a list for a config": (lambda folder: (folder / "config.json").write_text("[]"), "is not a JSON object"),
-    "no tokenizer": (without("tokenizer.json"), "holds no tokenizer.*--base"),
+    "no tokenizer": (without("tokenizer.json"), "holds no tokenizer.* as base"),
     "a damaged tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer of .* cannot"),
     "more than a model": (lambda folder: (folder / "modules.json").write_text("[]"), "modules of sentence"),
     "no weights": (without("model.safetensors"), "holds no weights"),
@@ -324,7 +324,7 @@ def test_the_target_may_neither_hold_files_nor_lie_in_the_source(saved, tmp_path
     assert_refused(ValueError, "inside the source", saved, saved / "out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is not an empty folder"):
+    with pytest.raises(FileExistsError, match=r"exists and holds notes\.txt"):
         convert(saved, tmp_path / "out")
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["notes.txt"]
 

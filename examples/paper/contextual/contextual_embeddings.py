@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from neobert_hf import NeoBERTModel
 from neobert_hf.embeddings import SentenceTransformer, adopt, hash_of_weights, open_embedding_model
-from neobert_hf.files.trust import FolderTokenizer
+from neobert_hf.files import FolderTokenizer
 
 logger = logging.get_logger(__name__)
 

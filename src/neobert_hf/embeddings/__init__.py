@@ -11,7 +11,7 @@ NAMES_OF = {
     ),
     "models": (
         *("adopt", "fingerprint", "hash_of_weights", "multi_vector_encoder", "open_embedding_model"),
-        *("sentence_transformer", "sparse_encoder"),
+        *("prompt_of", "sentence_transformer", "sparse_encoder", "warn_of_truncated"),
     ),
     "pairs": ("hold_out", "read_pairs", "read_sets_of_pairs", "read_yaml"),
     "reranking": (

@@ -6,7 +6,15 @@ from ..lazy import lazy_names
 NAMES_OF = {
     "rows": ("read_lines", "read_rows", "read_text_column", "read_texts"),
     "texts": ("check_leaves_tokens", "check_max_length", "printable"),
-    "trust": ("check_links", "check_own_code", "check_source", "load_tokenizer", "read_json", "resolve"),
+    "trust": (
+        "FolderTokenizer",
+        "check_links",
+        "check_own_code",
+        "check_source",
+        "load_tokenizer",
+        "read_json",
+        "resolve",
+    ),
     "wordpiece": ("plain_tokenizer", "tokenizer_hash", "train_wordpiece", "write_wordpiece"),
     "writing": (
         "check_target",

@@ -48,7 +48,7 @@ def check_target(
     Raises:
         FileExistsError: The place is taken.
     """
-    target = target.parent.resolve() / target.name  # a folder before ".." may not exist yet
+    shown, target = target, target.parent.resolve() / target.name  # a folder before ".." may not exist yet
     if not os.path.lexists(target):
         return
     held = ""
@@ -66,7 +66,7 @@ def check_target(
         if other is None:
             return
         held = f" and holds {other.relative_to(target)}"
-    raise FileExistsError(f"{target} exists{held}; {way_out}")
+    raise FileExistsError(f"{shown} exists{held}; {way_out}")
 
 
 def matches(path: PurePath, patterns: Iterable[str]) -> bool:
