@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unicodedata import normalize
 
 import numpy as np
@@ -137,28 +137,16 @@ class LabelledRows:
         return f"test: of {num_rows} rows, {', '.join(parts)}{f'; {metrics}' if has_labels else ''}" if parts else ""
 
 
-@dataclass
-class Row:
-    """A row that has passed its check.
+class Trained(Protocol):
+    """What a reader must know of a trained model if there are no training rows; `problem_type` if its rows are texts."""
 
-    Args:
-        place: Where it stands, such as "a.csv, line 3".
-        original: All of its columns, unchanged.
-        inputs: What `fit` takes of it, without the label; None if it is a test row without a text.
-        label: None if it is a test row whose label is missing or does not count.
-        fault: Why the label of a test row does not count.
-    """
+    classes: list[str]
+    problem_type: str
 
-    place: str
-    original: dict
-    inputs: list | None = None
-    label: Any = None
-    fault: str | None = None
 
-    @property
-    def labels(self) -> list:
-        """Its labels as a list, also if it has one or none."""
-        return self.label if isinstance(self.label, list) else [] if self.label is None else [self.label]
+# A row after its check: its place, such as "a.csv, line 3", all of its columns, what `fit` takes of it (None without a text), and
+# its label: None if it is missing, and an error if it does not count. Only test rows lack them.
+Row = tuple[str, dict, list | None, Any]
 
 
 class Missing(ValueError):
@@ -220,11 +208,9 @@ def read_splits(
         if len(rows) < (needed := 1 if split == "test" else 2):
             name = files[split] or arguments.dataset_name
             raise ValueError(f"{name}: {len(rows)} {split} rows; give at least {needed}")
-        if all(row.inputs is None for row in rows):
+        if all(inputs is None for _, _, inputs, _ in rows):
             texts = " or ".join(map(repr, itertools.chain(*columns.texts)))
-            raise ValueError(
-                f"{rows[0].place}: neither this row nor another one has a text in {texts}; name its column"
-            )
+            raise ValueError(f"{rows[0][0]}: neither this row nor another one has a text in {texts}; name its column")
     wanted = arguments.max_train_rows
     if "train" in splits and wanted and wanted < len(splits["train"]):
         chosen = np.random.default_rng(seed).choice(len(splits["train"]), wanted, replace=False)
@@ -244,21 +230,21 @@ def _checked(found: list[tuple[str, Any]], is_test: bool, columns: Columns, faul
     if is_test and (taken := [name for name in names if name in PREDICTION_COLUMNS or name.startswith("probability_")]):
         raise ValueError(f"{objects[0][0]}: the column {taken[0]!r} has the name of what is predicted; rename it")
     rows = []
-    for place, original in found:
-        row = Row(place, original)
+    for place, row in found:
+        inputs = label = None
         try:
-            if not isinstance(original, dict):
-                kind = type(original).__name__
+            if not isinstance(row, dict):
+                kind = type(row).__name__
                 raise ValueError(f"the row is a {kind}, not an object; write one JSON object on each line")
-            row.inputs = columns.check(original)
-            row.label = columns.check_label(original, row.inputs) if has_labels else None
+            inputs = columns.check(row)
+            label = columns.check_label(row, inputs) if has_labels else None
         except ValueError as error:
             is_missing_value = isinstance(error, Missing)
-            if not is_test or (row.inputs is None and not is_missing_value):
+            if not is_test or (inputs is None and not is_missing_value):
                 faults.append(Fault(place, str(error)))
                 continue
-            row.fault = None if is_missing_value else str(error)
-        rows.append(row)
+            label = None if is_missing_value else error
+        rows.append((place, row, inputs, label))
     return rows
 
 
@@ -421,16 +407,22 @@ def check_known(labels: Iterable[str], names: Mapping[str, Any], place: str = ""
         raise ValueError(f"{place}unknown class {unknown[0]!r:.80}; the classes are {_first_of([*names])}")
 
 
-def settle_labels(splits: dict[str, list[Row]], settle: Callable[[Any], Any]) -> None:
-    """Replace each label by what a function returns of it; of a ValueError, a test row loses its label."""
+def labels_of(label: Any) -> list:
+    """Return a label as a list, also if it is one class, a number, or missing."""
+    return label if isinstance(label, list) else [] if label is None else [label]
+
+
+def settle(splits: dict[str, list[Row]], of_label: Callable[[Any], Any]) -> None:
+    """Replace each label by what a function returns of it; of a ValueError, the label of a test row does not count."""
     for split, rows in splits.items():
-        for row in (row for row in rows if row.label is not None):
+        for i, (place, row, inputs, label) in enumerate(rows):
             try:
-                row.label = settle(row.label)
+                label = label if label is None or isinstance(label, ValueError) else of_label(label)
             except ValueError as error:
                 if split != "test":
-                    raise ValueError(f"{row.place}: {error}") from error
-                row.label, row.fault = None, str(error).partition("; ")[0]
+                    raise ValueError(f"{place}: {error}") from error
+                label = ValueError(str(error).partition("; ")[0])
+            rows[i] = (place, row, inputs, label)
 
 
 def hold_out(splits: dict[str, list[Row]], seed: int, keep_rare: bool = True) -> None:
@@ -446,34 +438,39 @@ def hold_out(splits: dict[str, list[Row]], seed: int, keep_rare: bool = True) ->
     """
     if "train" not in splits or "validation" in splits:
         return
-    rows = splits["train"]
-    counts = Counter(label for row in rows for label in set(row.labels)) if keep_rare else {}
-    shuffled = np.random.default_rng(seed).permutation(len(rows))
-    order = [i for i in shuffled if not any(counts.get(label) == 1 for label in rows[i].labels)]
-    order = sorted(order or range(len(rows)), key=lambda i: rows[i].labels)
-    held_out = set(order[min(5, len(order) // 2) :: 10])
-    splits["train"] = [row for i, row in enumerate(rows) if i not in held_out]
-    splits["validation"] = [row for i, row in enumerate(rows) if i in held_out]
+    labels = [labels_of(label) for *_, label in splits["train"]]
+    counts = Counter(label for of_row in labels for label in set(of_row)) if keep_rare else {}
+    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    order = [i for i in shuffled if not any(counts.get(label) == 1 for label in labels[i])]
+    order = sorted(order or range(len(labels)), key=labels.__getitem__)
+    move_to_validation(splits, set(order[min(5, len(order) // 2) :: 10]))
+
+
+def move_to_validation(splits: dict[str, list[Row]], numbers: set[int]) -> None:
+    """Move the training rows of some numbers to `validation`."""
+    rows = [*enumerate(splits["train"])]
+    splits["train"] = [row for i, row in rows if i not in numbers]
+    splits["validation"] = [row for i, row in rows if i in numbers]
 
 
 def as_lists(arguments: LabelledDataArguments, splits: dict[str, list[Row]], **more) -> LabelledRows:
     """Return the rows of all splits as plain lists; `more` are further fields of `LabelledRows`."""
 
-    test = splits.get("test", ())
-
-    def lists(split: str) -> tuple | None:
-        rows = [row for row in splits.get(split, ()) if row.inputs is not None]
-        labels = [row.label for row in rows]
-        inputs = map(list, zip(*(row.inputs for row in rows)))
-        return (*inputs, labels if any(label is not None for label in labels) else None) if rows else None
+    def columns(split: str) -> tuple | None:
+        rows = [(*inputs, label) for _, _, inputs, label in splits.get(split, ()) if inputs]
+        if not rows:
+            return None
+        *inputs, labels = map(list, zip(*rows))
+        labels = [None if isinstance(label, ValueError) else label for label in labels]
+        return (*inputs, labels if any(label is not None for label in labels) else None)
 
     hub = arguments.dataset_name
     hub = None if hub and Path(hub).exists() else hub  # a folder of rows is a dataset too
     trained_on = hub or Path(arguments.train_file or arguments.dataset_name or "").name
     names = {"train": trained_on, "validation": Path(arguments.validation_file or "").name or trained_on}
     names["test"] = Path(arguments.test_file or "").name
-    parts = [lists(split) for split in ("train", "validation", "test")]
-    more["test_places"] = [i for i, row in enumerate(test) if row.inputs is not None]
-    file = f"{arguments.test_file}, "
-    more["test_faults"] = [(row.place.removeprefix(file), row.fault) for row in test if row.fault]
-    return LabelledRows(*parts, [row.original for row in test], names, hub, arguments.dataset_config, **more)
+    test, file = splits.get("test", ()), f"{arguments.test_file}, "
+    more["test_places"] = [i for i, (_, _, inputs, _) in enumerate(test) if inputs]
+    more["test_faults"] = [(place.removeprefix(file), str(y)) for place, _, _, y in test if isinstance(y, ValueError)]
+    parts = map(columns, ("train", "validation", "test"))
+    return LabelledRows(*parts, [row for _, row, _, _ in test], names, hub, arguments.dataset_config, **more)

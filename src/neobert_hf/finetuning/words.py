@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers.hf_argparser import HfArg
 
@@ -17,6 +17,7 @@ from .rows import (
     LabelledDataArguments,
     LabelledRows,
     Missing,
+    Trained,
     as_list,
     as_lists,
     check_known,
@@ -25,11 +26,8 @@ from .rows import (
     hold_out,
     label_text,
     read_splits,
-    settle_labels,
+    settle,
 )
-
-if TYPE_CHECKING:
-    from .tagger import Tagger
 
 CONLL_SUFFIXES = (".conll", ".txt", ".iob", ".bio", ".tsv")
 WORD_COLUMNS = ("words", "tokens")
@@ -52,7 +50,7 @@ def is_iob(names: Iterable[str]) -> bool:
     return all(name == "O" or name.startswith(("B-", "I-")) for name in names)
 
 
-def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger) -> LabelledRows:
+def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Trained | None = None) -> LabelledRows:
     """Read lists of words with one tag for each word.
 
     CoNLL files (.conll, .txt, .iob, .bio, .tsv) have a word and its tag on each line, and an empty line after each sentence.
@@ -60,7 +58,7 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger
     Args:
         arguments: Where the rows are, and what their columns mean.
         seed: Seed of the choice of validation rows, if no others are given.
-        trained: Without training rows, it knows the tags.
+        trained: A trained tagger, if there are no training rows; it knows the tags.
 
     Returns:
         Rows as (words, tags), lists for each row. The classes are those of the Hub's dataset, or the sorted tags of the training
@@ -84,12 +82,12 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger
     read = partial(_rows, arguments=arguments, names=(word_columns[0], tag_columns[0]))
     splits, hub_names = read_splits(arguments, columns, seed, read)
     if "train" in splits:
-        tags = [tag for row in splits["train"] for tag in row.labels]
+        tags = [tag for *_, tags in splits["train"] for tag in tags]
         names = tag_names(tags, hub_names)
         if scheme := tag_scheme(tags):
             print(f"tags of {scheme}: the model learns B- and I-, for pipelines; predictions are {scheme}", flush=True)
     known = dict.fromkeys(names)
-    settle_labels(splits, lambda tags: check_known(*to_iob2([tags], known), known) or tags)
+    settle(splits, lambda tags: check_known(*to_iob2([tags], known), known) or tags)
     hold_out(splits, seed)
     return as_lists(arguments, splits, classes=list(names))
 
