@@ -40,7 +40,7 @@ from ..runs.adapters import labels_of_adapter
 from .head import fit_linear, inputs_of_last_layer, last_layer
 from .job import Job, all_or_nothing, print_report
 from .rows import as_list, check_known, filled, given_names
-from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, text_classes
+from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, text_classes
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -178,7 +178,7 @@ class Classifier(Job):
         texts, labels = self._columns(texts, labels)
         self._names = given_names(classes)
         self.problem_type = kind = kind_of(labels) if problem_type == "auto" else problem_type
-        labels = [clean_label(label, kind) for label in labels] if problem_type == "auto" else labels
+        labels = [of_kind(label, kind) for label in labels] if problem_type == "auto" else labels
         if kind == REGRESSION:
             self._names = self._names or ["label"]
         elif problem_type == "auto" or not self._names:  # a reader that knows both has said what is odd
@@ -192,8 +192,6 @@ class Classifier(Job):
             if not is_learnable:  # also if one is too large for float32
                 ends = f"the labels, from {min(labels)!r} to {max(labels)!r}, cannot be told apart in float32"
                 raise ValueError(f"{ends}, in which a model predicts; subtract a constant, or choose another unit")
-            numbers = self.encode(labels)
-            self._mean, self._deviation = float(np.mean(numbers)), float(np.std(numbers))
         config = AutoConfig.from_pretrained(self.source)
         is_new = not self._is_trained(config) or config.num_labels != len(self._names)
         is_few = len(texts) < min(FEW_TEXTS, FEW_OF_CLASS * len(self._names)) and kind != REGRESSION
@@ -208,7 +206,6 @@ class Classifier(Job):
 
     def encode(self, labels: Sequence[Any]) -> list:
         """Return labels as the model learns them: numbers of classes, zeros and ones for each class, or numbers."""
-        labels = [clean_label(label, self.problem_type) for label in labels]
         if self.problem_type == REGRESSION:
             return np.array(labels, np.float32).tolist()  # as the model computes
         numbers = {name: number for number, name in enumerate(self._names)}
@@ -237,6 +234,8 @@ class Classifier(Job):
             return rows
         targets = self.encode(labels)
         if self.problem_type == REGRESSION:
+            if is_training:
+                self._mean, self._deviation = float(np.mean(targets)), float(np.std(targets))
             targets = [(number - self._mean) / self._deviation for number in targets]
         return rows.add_column("label", targets)
 

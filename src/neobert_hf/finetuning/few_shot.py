@@ -89,12 +89,12 @@ class FewShotClassifier(Classifier):
         names = self._encoder[0].config.id2label
         self.problem_type, self._names = SINGLE, [names[i] for i in range(len(names))]
 
-    def _row(self, text: Any, *label) -> tuple:
-        text, *label = super()._row(text, *label)
-        if isinstance(text, tuple):
-            raise ValueError("a pair of texts has no vector of its own; give one text (text_columns)")
+    def _columns(self, *columns, is_labelled: bool = True) -> list[list]:
+        texts, *labels = super()._columns(*columns, is_labelled=is_labelled)
+        if pairs := [f"row {i}" for i, text in enumerate(texts) if isinstance(text, tuple)]:
+            raise ValueError(f"{pairs[0]}: a pair of texts has no vector of its own; give one text (text_columns)")
         longest = max(self.max_seq_length, self._encoder.max_seq_length or 0)
-        return (beginning(text, self.tokenizer, longest), *label)
+        return [[beginning(text, self.tokenizer, longest) for text in texts], *labels]
 
     @all_or_nothing
     def fit(

@@ -36,7 +36,7 @@ from ..runs.folders import OF_A_MODEL, RUN
 from ..runs.manifests import what_is_left
 from ..runs.record import origin_of
 from .predictions import PREDICTION, write_predictions
-from .rows import LabelledRows
+from .rows import Checked, LabelledRows
 
 # Without validation rows there is no best epoch.
 LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
@@ -59,17 +59,16 @@ def training_arguments(
 
 
 def all_or_nothing(fit: Callable) -> Callable:
-    """Let a `fit` begin without what an earlier one has left, and bring that back if it fails."""
+    """Let a `fit` train a new job without what an earlier one has left; what it learns is kept if it succeeds."""
 
     @wraps(fit)
     def wrapped(job: Job, *columns, **options) -> Job:
-        before, length = dict(vars(job)), job.tokenizer.model_max_length
-        job._names, job._facts, job._scores_of, job._remarks, job._seen, job._saved = None, {}, {}, [], set(), None
-        try:
-            return fit(job, *columns, **options)
-        except BaseException:
-            job.__dict__, job.tokenizer.model_max_length = before, length
-            raise
+        new = copy.copy(job)
+        new.tokenizer = copy.deepcopy(job.tokenizer)  # a fit sets its length
+        new._begin()
+        fit(new, *columns, **options)
+        vars(job).update(vars(new))
+        return job
 
     return wrapped
 
@@ -91,6 +90,7 @@ class Job(ABC):
     best_metric: str | None = "f1"  # chooses the best epoch
     _num_truncated = 0  # of the rows that were tokenized last; windows truncate nothing
     adapter: Any = None  # configuration of LoRA
+    problem_type: str | None = None  # of texts, as in the config of a model
 
     def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512):
         check_leaves_tokens(max_seq_length)
@@ -98,11 +98,15 @@ class Job(ABC):
         self.tokenizer = load_tokenizer(self.source)
         if self.tokenizer.model_max_length > LARGE_INTEGER:
             self.tokenizer.model_max_length = max_seq_length
-        self._names: list[str] | None = None  # of the classes
         self._training: FineTuningArguments | None = None
         self._run: dict[str, Any] | None = None  # identity of the training
-        self._saved: tuple[Path, LabelledRows | None, str | None] | None = None
         self._trainer: Trainer | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what a training has left."""
+        self._names: list[str] | None = None  # of the classes
+        self._saved: tuple[Path, LabelledRows | None, str | None] | None = None
         self._facts: dict[str, Any] = {}  # of the training, for its record
         self._scores_of: dict[str, dict[str, dict[str, float]]] = {}  # by split: `metrics`, and `trivial` ones
         self._remarks: list[str] = []  # what a reader of the scores must know
@@ -178,12 +182,15 @@ class Job(ABC):
         for name, column in zip(names, columns):
             if isinstance(column, str | Mapping) or hasattr(column, "columns"):
                 raise ValueError(f"{name} are a {type(column).__name__}; give a list with an item for each row")
+        are_checked = all(isinstance(column, Checked) and column.kind == self.problem_type for column in columns)
         columns = [list(column) for column in columns]
         counts = [f"{len(column)} {name}" for name, column in zip(names, columns)]
         if len({*map(len, columns)}) > 1:
             raise ValueError(f"{' and '.join(counts)}; every row needs one of each")
         if not columns[0] and is_labelled:
             raise ValueError(f"{counts[0]}; give at least one row")
+        if are_checked:
+            return columns
         rows = []
         for number, values in enumerate(zip(*columns)):
             try:

@@ -149,6 +149,14 @@ class Trained(Protocol):
 Row = tuple[str, dict, list | None, Any]
 
 
+class Checked(list):
+    """A column whose rows have passed their check, which `fit` does not repeat; `kind` is the problem type of texts."""
+
+    def __init__(self, values: Iterable[Any], kind: str | None = None):
+        super().__init__(values)
+        self.kind = kind
+
+
 class Missing(ValueError):
     """A row has no text, or no label; a test row may lack both."""
 
@@ -460,9 +468,10 @@ def as_lists(arguments: LabelledDataArguments, splits: dict[str, list[Row]], **m
         rows = [(*inputs, label) for _, _, inputs, label in splits.get(split, ()) if inputs]
         if not rows:
             return None
-        *inputs, labels = map(list, zip(*rows))
+        *inputs, labels = zip(*rows)
         labels = [None if isinstance(label, ValueError) else label for label in labels]
-        return (*inputs, labels if any(label is not None for label in labels) else None)
+        found = [Checked(column, more.get("problem_type")) for column in (*inputs, labels)]
+        return tuple(found) if any(label is not None for label in labels) else (*found[:-1], None)
 
     hub = arguments.dataset_name
     hub = None if hub and Path(hub).exists() else hub  # a folder of rows is a dataset too
