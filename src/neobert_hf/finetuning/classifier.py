@@ -39,8 +39,8 @@ from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adap
 from ..runs.adapters import labels_of_adapter
 from .head import fit_linear, inputs_of_last_layer, last_layer
 from .job import Job, all_or_nothing, print_report
-from .rows import as_list, check_known, filled, given_names
-from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, text_classes
+from .rows import as_list, check_known, given_names
+from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, one_or_pair, text_classes
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -80,9 +80,8 @@ class Classifier(Job):
     ):
         super().__init__(model, max_seq_length)
         if adapter and classifier_pooling:  # its folder has no config of the model
-            raise ValueError(
-                f"classifier_pooling={classifier_pooling!r}, but an adapter keeps that of its base; omit it"
-            )
+            found = f"classifier_pooling={classifier_pooling!r}"
+            raise ValueError(f"{found}, but an adapter keeps that of its base; omit it")
         self.classifier_pooling, self.adapter, self.problem_type = classifier_pooling, adapter, None
         self.head_first, self._is_head_first = head_first, False
         self._is_adapter = Path(self.source, "adapter_config.json").is_file()
@@ -136,10 +135,7 @@ class Classifier(Job):
         text = as_list(text)
         if isinstance(text, list) and len(text) != 2:
             raise ValueError(f"{len(text)} texts; give one text, or a pair")
-        if isinstance(text, list):
-            text = tuple(filled(dict(zip(("text 1", "text 2"), text))))
-        else:
-            filled({"text": text})
+        text = one_or_pair(dict(zip(("text 1", "text 2"), text)) if isinstance(text, list) else {"text": text})
         return (text, *(clean_label(one, self.problem_type) for one in label))
 
     @all_or_nothing
@@ -301,11 +297,8 @@ class Classifier(Job):
         """Print precision, recall and F1 of each class, and draw the confusion matrix."""
         if self.problem_type == REGRESSION:
             return
-        labels, predicted, numbers = (
-            self.encode(labels),
-            decisions(self.problem_type, outputs),
-            range(len(self.classes)),
-        )
+        labels, predicted = self.encode(labels), decisions(self.problem_type, outputs)
+        numbers = range(len(self.classes))
         options = {"labels": numbers, "target_names": self.classes, "zero_division": 0, "digits": 3}
         print_report(classification_report(labels, predicted, **options))
         if self.problem_type == SINGLE and len(numbers) <= MOST_CLASSES:

@@ -183,7 +183,7 @@ class Job(ABC):
             if isinstance(column, str | Mapping) or hasattr(column, "columns"):
                 raise ValueError(f"{name} are a {type(column).__name__}; give a list with an item for each row")
         are_checked = all(isinstance(column, Checked) and column.kind == self.problem_type for column in columns)
-        columns = [list(column) for column in columns]
+        columns = list(columns if are_checked else map(list, columns))
         counts = [f"{len(column)} {name}" for name, column in zip(names, columns)]
         if len({*map(len, columns)}) > 1:
             raise ValueError(f"{' and '.join(counts)}; every row needs one of each")
@@ -197,7 +197,7 @@ class Job(ABC):
                 rows.append(self._row(*values))
             except ValueError as error:
                 raise ValueError(f"row {number}: {error}") from error
-        return list(map(list, zip(*rows))) or columns
+        return [Checked(column, self.problem_type) for column in zip(*rows)] or columns
 
     @abstractmethod
     def _rows(self, *columns, is_training: bool = False) -> Dataset:
@@ -281,10 +281,8 @@ class Job(ABC):
 
     def _say_truncated(self, num_rows: int, split: str | None = None) -> None:
         """Say how many of the rows that were tokenized last are truncated; those of a training are in its record too."""
-        fact = (
-            f"{self._num_truncated:,} of {num_rows:,} texts are truncated to {self.tokenizer.model_max_length} tokens"
-        )
-        remedy = "choose max_seq_length"
+        length, remedy = self.tokenizer.model_max_length, "choose max_seq_length"
+        fact = f"{self._num_truncated:,} of {num_rows:,} texts are truncated to {length} tokens"
         if self._num_truncated and split:
             self._remark(f"{split}: {fact}", remedy)
         elif self._num_truncated:
@@ -353,10 +351,9 @@ class Job(ABC):
             decided = self._decide(outputs)
             are_equal = len(decided) > 1 and decided.count(decided[0]) == len(decided)
             equal = f"; all {len(decided):,} predictions are equal" if are_equal else ""
-            self._remark(
-                f"{split}: not better than the trivial answer, {answer}: {', '.join(worse)}{equal}",
-                "train on more rows, for more epochs (num_train_epochs), or from a model of this language and domain",
-            )
+            fact = f"{split}: not better than the trivial answer, {answer}: {', '.join(worse)}{equal}"
+            remedy = "for more epochs (num_train_epochs), or from a model of this language and domain"
+            self._remark(fact, f"train on more rows, {remedy}")
 
     @abstractmethod
     def _trivial(self, labels: list) -> tuple[Any, str]:
@@ -439,12 +436,9 @@ class Job(ABC):
         folder, data, origin = self._saved
         names = data.names if data else dict.fromkeys(("train", "validation", "test"), "rows given in Python")
         hub = data and data.dataset
-        scores = []
-        for split, found in self._scores_of.items():
-            score = {"dataset": names[split], "split": split, **found}
-            if hub and names[split] == hub:
-                score |= {"dataset_id": hub, "config": data.dataset_config}
-            scores.append(score)
+        of_hub = {hub: {"dataset_id": hub, "config": data.dataset_config}} if hub else {}
+        places = {split: {"dataset": names[split], "split": split} for split in self._scores_of}
+        scores = [places[split] | found | of_hub.get(names[split], {}) for split, found in self._scores_of.items()]
         more = {"datasets": [hub] if hub else [], "scores": scores, "is_pair": self._facts["is_pair"]}
         more |= {"rows": {names["train"]: self._facts["num_rows"]}}
         remark = " ".join(f"Warning: {fact}." for fact in self._remarks)
@@ -458,12 +452,12 @@ def names_of_worse(found: Mapping[str, float], trivial: Mapping[str, float]) -> 
     """Return the metrics that are not better than those of the trivial answer; none if it is right in all rows."""
     if trivial.get("accuracy") == 1 or trivial.get("mse") == 0:
         return []
-    worse = []
-    for name, value in trivial.items():
-        better, best = (found[name] - value, 1) if is_best_if_large(name) else (value - found[name], 0)
-        if value != best and better <= 0:
-            worse.append(name)
-    return worse
+    signs = {name: 1 if is_best_if_large(name) else -1 for name in trivial}  # the best are 1 and 0
+    return [
+        name
+        for name, sign in signs.items()
+        if trivial[name] != (sign > 0) and sign * (found[name] - trivial[name]) <= 0
+    ]
 
 
 def say(line: str) -> None:

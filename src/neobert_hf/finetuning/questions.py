@@ -75,9 +75,9 @@ def _read(file: str, faults: Faults) -> Iterator[tuple[str, Any]]:
                         place = f"{file}, title {title}, paragraph {paragraph}, question {number}"
                         yield place, {"context": part["context"], **question}
         except (KeyError, TypeError) as error:
+            found, wanted = f"{type(error).__name__}: {error}", "titles with paragraphs, each with a context and qas"
             raise ValueError(
-                f"{file} has data that is not as in SQuAD ({type(error).__name__}: {error}); write data, a list of titles with "
-                "paragraphs, each with a context and qas"
+                f"{file} has data that is not as in SQuAD ({found}); write data, a list of {wanted}"
             ) from error
 
 
@@ -92,9 +92,8 @@ def _answers(row: dict, inputs: list) -> dict[str, list]:
         raise Missing("'answers' is missing; a question without an answer has empty lists, or a true is_impossible")
     answers = checked_answers(answers or {}, inputs[1])
     if row.get("is_impossible") and answers["text"]:
-        raise ValueError(
-            f"the question is_impossible and has the answer {answers['text'][0]!r:.80}; remove one of them"
-        )
+        found = f"the question is_impossible and has the answer {answers['text'][0]!r:.80}"
+        raise ValueError(f"{found}; remove one of them")
     return answers
 
 

@@ -100,11 +100,9 @@ class LabelledRows:
         """The texts of the first validation or test row for a card, cut to some characters; None without such rows."""
         if not (rows := self.validation or self.test):
             return None
-        inputs = [column[0] for column in rows[:-1]]
-        if isinstance(inputs[0], tuple):
-            inputs = inputs[0]
+        inputs, longest = [column[0] for column in rows[:-1]], EXAMPLE_CHARACTERS
+        inputs = inputs[0] if isinstance(inputs[0], tuple) else inputs
         texts = [" ".join(text if isinstance(text, list) else text.split()) for text in inputs]
-        longest = EXAMPLE_CHARACTERS
         return [text if len(text) <= longest else f"{text[:longest].rstrip()} ..." for text in texts]
 
     def with_empty(self, predictions: list[dict]) -> list[dict]:
@@ -129,12 +127,9 @@ class LabelledRows:
             f"a label that does not count ({reasons})": num_faults,
         }
         parts = [f"{number} {'has' if number == 1 else 'have'} {what}" for what, number in counts.items() if number]
-        metrics = (
-            f"the metrics are over {num_counted} row{'s' * (num_counted > 1)}"
-            if num_counted
-            else "there are no metrics"
-        )
-        return f"test: of {num_rows} rows, {', '.join(parts)}{f'; {metrics}' if has_labels else ''}" if parts else ""
+        over = f"; the metrics are over {num_counted} row{'s' * (num_counted > 1)}" if num_counted else ""
+        metrics = (over or "; there are no metrics") if has_labels else ""
+        return f"test: of {num_rows} rows, {', '.join(parts)}{metrics}" if parts else ""
 
 
 class Trained(Protocol):
@@ -272,9 +267,8 @@ def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict,
     """Places and rows of the splits of a dataset, and the names of its classes."""
     data = load_dataset(arguments.dataset_name, arguments.dataset_config)
     if "train" not in data:
-        raise ValueError(
-            f"{arguments.dataset_name} has the splits {', '.join(data)} and no train; give its rows as files"
-        )
+        found = f"{arguments.dataset_name} has the splits {', '.join(data)}"
+        raise ValueError(f"{found} and no train; give its rows as files")
     features, label_columns = data["train"].features, list(itertools.chain(*columns.labels))
     label_column = next((name for name in label_columns if name in features), label_columns[0])
     feature = features.get(label_column)
@@ -342,8 +336,10 @@ def given_names(classes: Iterable[Any] | None) -> list[str]:
 
 def is_missing(value: Any) -> bool:
     """Return whether a value is None, an empty text, or NaN, which pandas writes to Parquet."""
-    return value is None or (
-        not trimmed(value) if isinstance(value, str) else isinstance(value, float) and value != value
+    return (
+        value is None
+        or (isinstance(value, float) and value != value)
+        or (isinstance(value, str) and not trimmed(value))
     )
 
 
@@ -468,10 +464,10 @@ def as_lists(arguments: LabelledDataArguments, splits: dict[str, list[Row]], **m
         rows = [(*inputs, label) for _, _, inputs, label in splits.get(split, ()) if inputs]
         if not rows:
             return None
-        *inputs, labels = zip(*rows)
-        labels = [None if isinstance(label, ValueError) else label for label in labels]
-        found = [Checked(column, more.get("problem_type")) for column in (*inputs, labels)]
-        return tuple(found) if any(label is not None for label in labels) else (*found[:-1], None)
+        *inputs, labels = (Checked(column, more.get("problem_type")) for column in zip(*rows))
+        if any(label is None or isinstance(label, ValueError) for label in labels):  # of test rows, for `evaluate`
+            labels = [None if isinstance(label, ValueError) else label for label in labels]
+        return (*inputs, labels if any(label is not None for label in labels) else None)
 
     hub = arguments.dataset_name
     hub = None if hub and Path(hub).exists() else hub  # a folder of rows is a dataset too

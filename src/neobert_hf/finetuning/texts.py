@@ -94,15 +94,11 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Tr
 
     def check(row: dict) -> list:
         column(row, *arguments.text_columns)  # one of them is enough
-        texts = filled({name: row.get(name) for name in arguments.text_columns})
-        return [tuple(texts) if len(texts) > 1 else texts[0]]
+        return [one_or_pair({name: row.get(name) for name in arguments.text_columns})]
 
-    columns = Columns(
-        {(name,): "name it by text_columns" for name in arguments.text_columns},
-        {(name,): f"name it by label_column{'s' if arguments.label_columns else ''}" for name in label_columns},
-        check,
-        lambda row, _: _label(row, arguments, kind),
-    )
+    texts = {(name,): "name it by text_columns" for name in arguments.text_columns}
+    labels = {(name,): f"name it by label_column{'s' * bool(arguments.label_columns)}" for name in label_columns}
+    columns = Columns(texts, labels, check, lambda row, _: _label(row, arguments, kind))
     splits, hub_names = read_splits(arguments, columns, seed)
     for rows in splits.values():
         _check_texts([inputs[0] for _, _, inputs, _ in rows if inputs], rows[0][0])
@@ -119,6 +115,11 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Tr
         settle(splits, lambda label: check_known(labels_of(label), known) or label)
     hold_out(splits, seed, keep_rare=kind != REGRESSION)
     return as_lists(arguments, splits, classes=list(names), problem_type=kind)
+
+
+def one_or_pair(texts: dict[str, Any]) -> str | tuple[str, str]:
+    """Return a text, or a pair of texts as a tuple; arguments and errors are those of `filled`."""
+    return found[0] if len(found := filled(texts)) == 1 else tuple(found)
 
 
 def _label(row: dict, arguments: LabelledTextArguments, kind: str) -> Any:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -210,8 +211,9 @@ def _conll_rows(
     lines = list(read_lines(file))
     first = next((line for _, line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
     separator = "\t" if "\t" in first else " +"
-    lines = [(place, _columns(line, separator)) for place, line in lines]
     num_columns = len(_columns(first, separator)) or 1
+    parts = [(place, _columns(line, separator), line.lstrip(" ").startswith("#")) for place, line in lines]
+    lines = [(place, found) for place, found, is_marked in parts if not is_marked or len(found) == num_columns]
     if first and num_columns == 1 and file != arguments.test_file:
         raise ValueError(f"{file} has one column; write on each line a word, a tab or a blank, and its tag")
     chosen = ((arguments.word_column, 0), (arguments.tag_column, -1))
@@ -221,22 +223,15 @@ def _conll_rows(
         raise ValueError(f"{file}: word_column and tag_column of a CoNLL file are numbers, from 1") from error
     if max(word, tag) >= num_columns:
         raise ValueError(f"{file}: column {max(word, tag) + 1} of {num_columns}; choose an existing one")
-    start, sentence, fault = "", [], None
-    for place, columns in [*lines, ("", [])]:
-        if columns and columns[0].startswith("#") and len(columns) != num_columns:
-            continue
-        if columns and not columns[0].startswith("-DOCSTART-"):
-            start = start or place
-            if len(columns) != num_columns and not fault:
-                fault = Fault(place, f"{len(columns)} columns, but the first word has {num_columns}")
-            sentence.append(columns)
-        elif sentence:
-            if fault:
-                faults.append(fault)
-            else:
-                values = {names[0]: [columns[word] for columns in sentence]}
-                yield start, values | ({names[1]: [columns[tag] for columns in sentence]} if num_columns > 1 else {})
-            start, sentence, fault = "", [], None
+    for is_sentence, group in groupby(lines, lambda line: bool(line[1]) and not line[1][0].startswith("-DOCSTART-")):
+        places, sentence = zip(*group)
+        counts = [len(columns) for columns in sentence]
+        if is_sentence and {*counts} == {num_columns}:
+            values = {names[0]: [columns[word] for columns in sentence]}
+            yield places[0], values | ({names[1]: [columns[tag] for columns in sentence]} if num_columns > 1 else {})
+        elif is_sentence:
+            i = next(i for i, count in enumerate(counts) if count != num_columns)
+            faults.append(Fault(places[i], f"{counts[i]} columns, but the first word has {num_columns}"))
 
 
 def _columns(line: str, separator: str) -> list[str]:
