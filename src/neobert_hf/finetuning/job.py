@@ -452,12 +452,8 @@ def names_of_worse(found: Mapping[str, float], trivial: Mapping[str, float]) -> 
     """Return the metrics that are not better than those of the trivial answer; none if it is right in all rows."""
     if trivial.get("accuracy") == 1 or trivial.get("mse") == 0:
         return []
-    signs = {name: 1 if is_best_if_large(name) else -1 for name in trivial}  # the best are 1 and 0
-    return [
-        name
-        for name, sign in signs.items()
-        if trivial[name] != (sign > 0) and sign * (found[name] - trivial[name]) <= 0
-    ]
+    gains = {name: (found[name] - value) * (1 if is_best_if_large(name) else -1) for name, value in trivial.items()}
+    return [name for name, gain in gains.items() if gain <= 0 and trivial[name] != is_best_if_large(name)]  # 1 or 0
 
 
 def say(line: str) -> None:

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from unicodedata import normalize
 
 import numpy as np
@@ -66,7 +66,7 @@ class LabelledDataArguments:
 
 @dataclass
 class LabelledRows:
-    """What a reader returns: lists in the order of the arguments of `fit`, such as (texts, labels).
+    """What a reader returns: lists in the order of the arguments of `fit`, such as (texts, labels), whose rows are checked.
 
     Args:
         train: None without training rows.
@@ -130,13 +130,6 @@ class LabelledRows:
         over = f"; the metrics are over {num_counted} row{'s' * (num_counted > 1)}" if num_counted else ""
         metrics = (over or "; there are no metrics") if has_labels else ""
         return f"test: of {num_rows} rows, {', '.join(parts)}{metrics}" if parts else ""
-
-
-class Trained(Protocol):
-    """What a reader must know of a trained model if there are no training rows; `problem_type` if its rows are texts."""
-
-    classes: list[str]
-    problem_type: str
 
 
 # A row after its check: its place, such as "a.csv, line 3", all of its columns, what `fit` takes of it (None without a text), and
@@ -269,8 +262,8 @@ def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict,
     if "train" not in data:
         found = f"{arguments.dataset_name} has the splits {', '.join(data)}"
         raise ValueError(f"{found} and no train; give its rows as files")
-    features, label_columns = data["train"].features, list(itertools.chain(*columns.labels))
-    label_column = next((name for name in label_columns if name in features), label_columns[0])
+    features = data["train"].features
+    label_column = next((name for name in itertools.chain(*columns.labels) if name in features), None)
     feature = features.get(label_column)
     feature = getattr(feature, "feature", feature)  # of a list
     names = list(map(trimmed, feature.names)) if isinstance(feature, ClassLabel) else None
@@ -281,10 +274,8 @@ def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict,
         return names[label] if label is not None and label >= 0 else None  # -1 stands for no label
 
     def rows(split: str) -> list[tuple[str, dict]]:
-        numbered = enumerate(data[split])
-        if names:
-            numbered = ((number, {**row, label_column: named(row[label_column])}) for number, row in numbered)
-        return [(f"{split}, row {number}", row) for number, row in numbered]
+        more = ({label_column: named(label)} for label in data[split][label_column]) if names else itertools.repeat({})
+        return [(f"{split}, row {number}", row | new) for number, (row, new) in enumerate(zip(data[split], more))]
 
     return {split: rows(split) for split in ("train", "validation") if split in data}, names
 
@@ -336,11 +327,9 @@ def given_names(classes: Iterable[Any] | None) -> list[str]:
 
 def is_missing(value: Any) -> bool:
     """Return whether a value is None, an empty text, or NaN, which pandas writes to Parquet."""
-    return (
-        value is None
-        or (isinstance(value, float) and value != value)
-        or (isinstance(value, str) and not trimmed(value))
-    )
+    if isinstance(value, str):
+        return not trimmed(value)
+    return value is None or (isinstance(value, float) and value != value)
 
 
 def label_text(value: Any) -> str:

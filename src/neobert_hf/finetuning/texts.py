@@ -19,7 +19,6 @@ from .rows import (
     LabelledDataArguments,
     LabelledRows,
     Missing,
-    Trained,
     as_list,
     as_lists,
     check_known,
@@ -68,13 +67,13 @@ class LabelledTextArguments(LabelledDataArguments):
             raise ValueError("give one of label_columns and label_separator")
 
 
-def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Trained | None = None) -> LabelledRows:
+def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Any = None) -> LabelledRows:
     """Read texts, or pairs of texts, with a class, several classes or a number each.
 
     Args:
         arguments: Where the rows are, and what their columns mean.
         seed: Seed of the choice of validation rows, if no others are given.
-        trained: A trained classifier, if there are no training rows; it knows the classes.
+        trained: If there are no training rows, what has the `classes` and the `problem_type`, such as a trained `Classifier`.
 
     Returns:
         Rows as (texts, labels): a pair of texts is a tuple, of which one may be empty, a label is a string, a list of strings, or

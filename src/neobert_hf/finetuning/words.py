@@ -18,7 +18,6 @@ from .rows import (
     LabelledDataArguments,
     LabelledRows,
     Missing,
-    Trained,
     as_list,
     as_lists,
     check_known,
@@ -51,7 +50,7 @@ def is_iob(names: Iterable[str]) -> bool:
     return all(name == "O" or name.startswith(("B-", "I-")) for name in names)
 
 
-def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Trained | None = None) -> LabelledRows:
+def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Any = None) -> LabelledRows:
     """Read lists of words with one tag for each word.
 
     CoNLL files (.conll, .txt, .iob, .bio, .tsv) have a word and its tag on each line, and an empty line after each sentence.
@@ -59,7 +58,7 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Traine
     Args:
         arguments: Where the rows are, and what their columns mean.
         seed: Seed of the choice of validation rows, if no others are given.
-        trained: A trained tagger, if there are no training rows; it knows the tags.
+        trained: If there are no training rows, what has the tags as `classes`, such as a trained `Tagger`.
 
     Returns:
         Rows as (words, tags), lists for each row. The classes are those of the Hub's dataset, or the sorted tags of the training
