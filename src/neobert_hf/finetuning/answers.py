@@ -92,9 +92,8 @@ class QuestionAnswerer(Job):
         columns = {"question": list(questions), "context": list(contexts)} | ({"answers": answers} if answers else {})
         length = min(self.tokenizer.model_max_length, self.max_seq_length)
         options = {"tokenizer": self.tokenizer, "max_seq_length": length, "stride": self.stride}
-        windows = Dataset.from_dict(columns).map(
-            cut_windows, batched=True, with_indices=True, remove_columns=list(columns), fn_kwargs=options
-        )
+        more = {"batched": True, "with_indices": True, "remove_columns": list(columns), "fn_kwargs": options}
+        windows = Dataset.from_dict(columns).map(cut_windows, **more)
         if answers:
             whole = {row for row, start in zip(windows["row"], windows["start_positions"]) if start}
             lost = sum(bool(found["text"]) and row not in whole for row, found in enumerate(answers))
@@ -169,13 +168,9 @@ def cut_windows(
         windows["offsets"].append([offset for offset, side in zip(offsets, sides) if side == 1])
         windows["first"].append(sides.index(1))
     if "answers" in rows:
-        before, after = [None, *owners], [*owners[1:], None]
-        spans = [
-            _columns(rows["answers"][owner], offsets, first, owner != earlier, owner != later)
-            for owner, offsets, first, earlier, later in zip(
-                owners, windows["offsets"], windows["first"], before, after
-            )
-        ]
+        answers = [rows["answers"][owner] for owner in owners]
+        is_first = [owner != earlier for owner, earlier in zip(owners, [None, *owners])]
+        spans = map(_columns, answers, windows["offsets"], windows["first"], is_first, [*is_first[1:], True])
         windows["start_positions"], windows["end_positions"] = map(list, zip(*spans))
     return windows
 
@@ -259,9 +254,8 @@ def answer_metrics(answers: Sequence[str], expected: Sequence[Mapping]) -> dict[
     def scores(rows: Sequence[int]) -> dict[str, float]:
         found = [{"id": str(row), "prediction_text": answers[row]} for row in rows]
         texts = {row: list(expected[row]["text"]) or [""] for row in rows}
-        right = [
-            {"id": str(row), "answers": {"text": texts[row], "answer_start": [0] * len(texts[row])}} for row in rows
-        ]
+        right = ({"text": texts[row], "answer_start": [0] * len(texts[row])} for row in rows)
+        right = [{"id": str(row), "answers": of_row} for row, of_row in zip(rows, right)]
         return {name: value.item() / 100 for name, value in squad(found, right).items()}
 
     metrics = scores(range(len(answers)))

@@ -39,8 +39,8 @@ from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adap
 from ..runs.adapters import labels_of_adapter
 from .head import fit_linear, inputs_of_last_layer, last_layer
 from .job import Job, all_or_nothing, print_report
-from .rows import as_list, check_known, filled, given_names
-from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, text_classes
+from .rows import as_list, check_known, given_names
+from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, one_or_pair, text_classes
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -80,9 +80,8 @@ class Classifier(Job):
     ):
         super().__init__(model, max_seq_length)
         if adapter and classifier_pooling:  # its folder has no config of the model
-            raise ValueError(
-                f"classifier_pooling={classifier_pooling!r}, but an adapter keeps that of its base; omit it"
-            )
+            found = f"classifier_pooling={classifier_pooling!r}"
+            raise ValueError(f"{found}, but an adapter keeps that of its base; omit it")
         self.classifier_pooling, self.adapter, self.problem_type = classifier_pooling, adapter, None
         self.head_first, self._is_head_first = head_first, False
         self._is_adapter = Path(self.source, "adapter_config.json").is_file()
@@ -136,10 +135,7 @@ class Classifier(Job):
         text = as_list(text)
         if isinstance(text, list) and len(text) != 2:
             raise ValueError(f"{len(text)} texts; give one text, or a pair")
-        if isinstance(text, list):
-            text = tuple(filled(dict(zip(("text 1", "text 2"), text))))
-        else:
-            filled({"text": text})
+        text = one_or_pair(dict(zip(("text 1", "text 2"), text)) if isinstance(text, list) else {"text": text})
         return (text, *(clean_label(one, self.problem_type) for one in label))
 
     @all_or_nothing
@@ -178,7 +174,7 @@ class Classifier(Job):
         texts, labels = self._columns(texts, labels)
         self._names = given_names(classes)
         self.problem_type = kind = kind_of(labels) if problem_type == "auto" else problem_type
-        labels = [clean_label(label, kind) for label in labels] if problem_type == "auto" else labels
+        labels = [of_kind(label, kind) for label in labels] if problem_type == "auto" else labels
         if kind == REGRESSION:
             self._names = self._names or ["label"]
         elif problem_type == "auto" or not self._names:  # a reader that knows both has said what is odd
@@ -192,8 +188,6 @@ class Classifier(Job):
             if not is_learnable:  # also if one is too large for float32
                 ends = f"the labels, from {min(labels)!r} to {max(labels)!r}, cannot be told apart in float32"
                 raise ValueError(f"{ends}, in which a model predicts; subtract a constant, or choose another unit")
-            numbers = self.encode(labels)
-            self._mean, self._deviation = float(np.mean(numbers)), float(np.std(numbers))
         config = AutoConfig.from_pretrained(self.source)
         is_new = not self._is_trained(config) or config.num_labels != len(self._names)
         is_few = len(texts) < min(FEW_TEXTS, FEW_OF_CLASS * len(self._names)) and kind != REGRESSION
@@ -208,7 +202,6 @@ class Classifier(Job):
 
     def encode(self, labels: Sequence[Any]) -> list:
         """Return labels as the model learns them: numbers of classes, zeros and ones for each class, or numbers."""
-        labels = [clean_label(label, self.problem_type) for label in labels]
         if self.problem_type == REGRESSION:
             return np.array(labels, np.float32).tolist()  # as the model computes
         numbers = {name: number for number, name in enumerate(self._names)}
@@ -237,6 +230,8 @@ class Classifier(Job):
             return rows
         targets = self.encode(labels)
         if self.problem_type == REGRESSION:
+            if is_training:
+                self._mean, self._deviation = float(np.mean(targets)), float(np.std(targets))
             targets = [(number - self._mean) / self._deviation for number in targets]
         return rows.add_column("label", targets)
 
@@ -302,11 +297,8 @@ class Classifier(Job):
         """Print precision, recall and F1 of each class, and draw the confusion matrix."""
         if self.problem_type == REGRESSION:
             return
-        labels, predicted, numbers = (
-            self.encode(labels),
-            decisions(self.problem_type, outputs),
-            range(len(self.classes)),
-        )
+        labels, predicted = self.encode(labels), decisions(self.problem_type, outputs)
+        numbers = range(len(self.classes))
         options = {"labels": numbers, "target_names": self.classes, "zero_division": 0, "digits": 3}
         print_report(classification_report(labels, predicted, **options))
         if self.problem_type == SINGLE and len(numbers) <= MOST_CLASSES:

@@ -28,7 +28,7 @@ from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, cur
 from .classifier import Classifier
 from .head import choose_strength, fit_linear
 from .job import all_or_nothing, check_finite, training_arguments
-from .rows import given_names
+from .rows import Checked, given_names
 from .texts import SINGLE, LabelledTextArguments, text_classes
 
 
@@ -89,12 +89,12 @@ class FewShotClassifier(Classifier):
         names = self._encoder[0].config.id2label
         self.problem_type, self._names = SINGLE, [names[i] for i in range(len(names))]
 
-    def _row(self, text: Any, *label) -> tuple:
-        text, *label = super()._row(text, *label)
-        if isinstance(text, tuple):
-            raise ValueError("a pair of texts has no vector of its own; give one text (text_columns)")
+    def _columns(self, *columns, is_labelled: bool = True) -> list[list]:
+        texts, *labels = super()._columns(*columns, is_labelled=is_labelled)
+        if pairs := [f"row {i}" for i, text in enumerate(texts) if isinstance(text, tuple)]:
+            raise ValueError(f"{pairs[0]}: a pair of texts has no vector of its own; give one text (text_columns)")
         longest = max(self.max_seq_length, self._encoder.max_seq_length or 0)
-        return (beginning(text, self.tokenizer, longest), *label)
+        return [Checked((beginning(text, self.tokenizer, longest) for text in texts), SINGLE), *labels]
 
     @all_or_nothing
     def fit(
@@ -201,9 +201,8 @@ def draw_examples(labels: Sequence[int], per_class: int | None, seed: int) -> li
     order, labels = np.random.default_rng(seed).permutation(len(labels)), np.array(labels)
     drawn = {label: order[labels[order] == label][:per_class] for label in np.unique(labels)}
     if (per_class or 2) < 2 or sum(len(of_class) > 1 for of_class in drawn.values()) < 2:
-        raise ValueError(
-            "fewer than two classes have two examples to compare; give more rows, or more examples_per_class"
-        )
+        remedy = "give more rows, or more examples_per_class"
+        raise ValueError(f"fewer than two classes have two examples to compare; {remedy}")
     return sorted(int(i) for of_class in drawn.values() for i in of_class)
 
 

@@ -36,7 +36,7 @@ from ..runs.folders import OF_A_MODEL, RUN
 from ..runs.manifests import what_is_left
 from ..runs.record import origin_of
 from .predictions import PREDICTION, write_predictions
-from .rows import LabelledRows
+from .rows import Checked, LabelledRows
 
 # Without validation rows there is no best epoch.
 LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
@@ -59,17 +59,16 @@ def training_arguments(
 
 
 def all_or_nothing(fit: Callable) -> Callable:
-    """Let a `fit` begin without what an earlier one has left, and bring that back if it fails."""
+    """Let a `fit` train a new job without what an earlier one has left; what it learns is kept if it succeeds."""
 
     @wraps(fit)
     def wrapped(job: Job, *columns, **options) -> Job:
-        before, length = dict(vars(job)), job.tokenizer.model_max_length
-        job._names, job._facts, job._scores_of, job._remarks, job._seen, job._saved = None, {}, {}, [], set(), None
-        try:
-            return fit(job, *columns, **options)
-        except BaseException:
-            job.__dict__, job.tokenizer.model_max_length = before, length
-            raise
+        new = copy.copy(job)
+        new.tokenizer = copy.deepcopy(job.tokenizer)  # a fit sets its length
+        new._begin()
+        fit(new, *columns, **options)
+        vars(job).update(vars(new))
+        return job
 
     return wrapped
 
@@ -91,6 +90,7 @@ class Job(ABC):
     best_metric: str | None = "f1"  # chooses the best epoch
     _num_truncated = 0  # of the rows that were tokenized last; windows truncate nothing
     adapter: Any = None  # configuration of LoRA
+    problem_type: str | None = None  # of texts, as in the config of a model
 
     def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512):
         check_leaves_tokens(max_seq_length)
@@ -98,11 +98,15 @@ class Job(ABC):
         self.tokenizer = load_tokenizer(self.source)
         if self.tokenizer.model_max_length > LARGE_INTEGER:
             self.tokenizer.model_max_length = max_seq_length
-        self._names: list[str] | None = None  # of the classes
         self._training: FineTuningArguments | None = None
         self._run: dict[str, Any] | None = None  # identity of the training
-        self._saved: tuple[Path, LabelledRows | None, str | None] | None = None
         self._trainer: Trainer | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what a training has left."""
+        self._names: list[str] | None = None  # of the classes
+        self._saved: tuple[Path, LabelledRows | None, str | None] | None = None
         self._facts: dict[str, Any] = {}  # of the training, for its record
         self._scores_of: dict[str, dict[str, dict[str, float]]] = {}  # by split: `metrics`, and `trivial` ones
         self._remarks: list[str] = []  # what a reader of the scores must know
@@ -178,19 +182,22 @@ class Job(ABC):
         for name, column in zip(names, columns):
             if isinstance(column, str | Mapping) or hasattr(column, "columns"):
                 raise ValueError(f"{name} are a {type(column).__name__}; give a list with an item for each row")
-        columns = [list(column) for column in columns]
+        are_checked = all(isinstance(column, Checked) and column.kind == self.problem_type for column in columns)
+        columns = list(columns if are_checked else map(list, columns))
         counts = [f"{len(column)} {name}" for name, column in zip(names, columns)]
         if len({*map(len, columns)}) > 1:
             raise ValueError(f"{' and '.join(counts)}; every row needs one of each")
         if not columns[0] and is_labelled:
             raise ValueError(f"{counts[0]}; give at least one row")
+        if are_checked:
+            return columns
         rows = []
         for number, values in enumerate(zip(*columns)):
             try:
                 rows.append(self._row(*values))
             except ValueError as error:
                 raise ValueError(f"row {number}: {error}") from error
-        return list(map(list, zip(*rows))) or columns
+        return [Checked(column, self.problem_type) for column in zip(*rows)] or columns
 
     @abstractmethod
     def _rows(self, *columns, is_training: bool = False) -> Dataset:
@@ -274,10 +281,8 @@ class Job(ABC):
 
     def _say_truncated(self, num_rows: int, split: str | None = None) -> None:
         """Say how many of the rows that were tokenized last are truncated; those of a training are in its record too."""
-        fact = (
-            f"{self._num_truncated:,} of {num_rows:,} texts are truncated to {self.tokenizer.model_max_length} tokens"
-        )
-        remedy = "choose max_seq_length"
+        length, remedy = self.tokenizer.model_max_length, "choose max_seq_length"
+        fact = f"{self._num_truncated:,} of {num_rows:,} texts are truncated to {length} tokens"
         if self._num_truncated and split:
             self._remark(f"{split}: {fact}", remedy)
         elif self._num_truncated:
@@ -346,10 +351,9 @@ class Job(ABC):
             decided = self._decide(outputs)
             are_equal = len(decided) > 1 and decided.count(decided[0]) == len(decided)
             equal = f"; all {len(decided):,} predictions are equal" if are_equal else ""
-            self._remark(
-                f"{split}: not better than the trivial answer, {answer}: {', '.join(worse)}{equal}",
-                "train on more rows, for more epochs (num_train_epochs), or from a model of this language and domain",
-            )
+            fact = f"{split}: not better than the trivial answer, {answer}: {', '.join(worse)}{equal}"
+            remedy = "for more epochs (num_train_epochs), or from a model of this language and domain"
+            self._remark(fact, f"train on more rows, {remedy}")
 
     @abstractmethod
     def _trivial(self, labels: list) -> tuple[Any, str]:
@@ -432,12 +436,9 @@ class Job(ABC):
         folder, data, origin = self._saved
         names = data.names if data else dict.fromkeys(("train", "validation", "test"), "rows given in Python")
         hub = data and data.dataset
-        scores = []
-        for split, found in self._scores_of.items():
-            score = {"dataset": names[split], "split": split, **found}
-            if hub and names[split] == hub:
-                score |= {"dataset_id": hub, "config": data.dataset_config}
-            scores.append(score)
+        of_hub = {hub: {"dataset_id": hub, "config": data.dataset_config}} if hub else {}
+        places = {split: {"dataset": names[split], "split": split} for split in self._scores_of}
+        scores = [places[split] | found | of_hub.get(names[split], {}) for split, found in self._scores_of.items()]
         more = {"datasets": [hub] if hub else [], "scores": scores, "is_pair": self._facts["is_pair"]}
         more |= {"rows": {names["train"]: self._facts["num_rows"]}}
         remark = " ".join(f"Warning: {fact}." for fact in self._remarks)
@@ -451,12 +452,8 @@ def names_of_worse(found: Mapping[str, float], trivial: Mapping[str, float]) -> 
     """Return the metrics that are not better than those of the trivial answer; none if it is right in all rows."""
     if trivial.get("accuracy") == 1 or trivial.get("mse") == 0:
         return []
-    worse = []
-    for name, value in trivial.items():
-        better, best = (found[name] - value, 1) if is_best_if_large(name) else (value - found[name], 0)
-        if value != best and better <= 0:
-            worse.append(name)
-    return worse
+    gains = {name: (found[name] - value) * (1 if is_best_if_large(name) else -1) for name, value in trivial.items()}
+    return [name for name, gain in gains.items() if gain <= 0 and trivial[name] != is_best_if_large(name)]  # 1 or 0
 
 
 def say(line: str) -> None:

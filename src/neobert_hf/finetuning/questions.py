@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 
 from ..files.rows import Faults, read_rows
-from .rows import Columns, LabelledDataArguments, LabelledRows, Missing, as_lists, column, filled, read_splits
+from .rows import (
+    Columns,
+    LabelledDataArguments,
+    LabelledRows,
+    Missing,
+    as_lists,
+    column,
+    filled,
+    move_to_validation,
+    read_splits,
+)
 
 RENAME = "rename the column of it"
 COLUMNS = {("question",): RENAME, ("context",): RENAME}
@@ -38,21 +48,17 @@ def read_questions(arguments: LabelledDataArguments, seed: int) -> LabelledRows:
     splits, _ = read_splits(arguments, Columns(COLUMNS, ANSWERS, _check, _answers), seed, _read)
     if "train" in splits and "validation" not in splits:
         rows = splits["train"]
-        contexts = list(dict.fromkeys(row.inputs[1] for row in rows))
+        contexts = list(dict.fromkeys(context for _, _, (_, context), _ in rows))
         if len(contexts) < 2:
             source = arguments.train_file or arguments.dataset_name
             raise ValueError(f"{source}: all questions have the same context; give validation_file")
         # a model has seen the text of a question whose neighbours it was trained on
         chosen = np.random.default_rng(seed).permutation(len(contexts))[: max(1, len(contexts) // 10)]
         held_out = {contexts[i] for i in chosen}
-        splits["train"] = [row for row in rows if row.inputs[1] not in held_out]
-        splits["validation"] = [row for row in rows if row.inputs[1] in held_out]
-    for row in splits.get("test", ()):
-        number = row.original.get("id")
-        row.original = {
-            "id": row.place if number in (None, "") else str(number),
-            "question": row.original.get("question"),
-        }
+        move_to_validation(splits, {i for i, (_, _, (_, context), _) in enumerate(rows) if context in held_out})
+    for i, (place, row, *checked) in enumerate(test := splits.get("test", [])):
+        number = place if row.get("id") in (None, "") else str(row["id"])
+        test[i] = (place, {"id": number, "question": row.get("question")}, *checked)
     return as_lists(arguments, splits)
 
 
@@ -69,9 +75,9 @@ def _read(file: str, faults: Faults) -> Iterator[tuple[str, Any]]:
                         place = f"{file}, title {title}, paragraph {paragraph}, question {number}"
                         yield place, {"context": part["context"], **question}
         except (KeyError, TypeError) as error:
+            found, wanted = f"{type(error).__name__}: {error}", "titles with paragraphs, each with a context and qas"
             raise ValueError(
-                f"{file} has data that is not as in SQuAD ({type(error).__name__}: {error}); write data, a list of titles with "
-                "paragraphs, each with a context and qas"
+                f"{file} has data that is not as in SQuAD ({found}); write data, a list of {wanted}"
             ) from error
 
 
@@ -86,9 +92,8 @@ def _answers(row: dict, inputs: list) -> dict[str, list]:
         raise Missing("'answers' is missing; a question without an answer has empty lists, or a true is_impossible")
     answers = checked_answers(answers or {}, inputs[1])
     if row.get("is_impossible") and answers["text"]:
-        raise ValueError(
-            f"the question is_impossible and has the answer {answers['text'][0]!r:.80}; remove one of them"
-        )
+        found = f"the question is_impossible and has the answer {answers['text'][0]!r:.80}"
+        raise ValueError(f"{found}; remove one of them")
     return answers
 
 

@@ -66,7 +66,7 @@ class LabelledDataArguments:
 
 @dataclass
 class LabelledRows:
-    """What a reader returns: lists in the order of the arguments of `fit`, such as (texts, labels).
+    """What a reader returns: lists in the order of the arguments of `fit`, such as (texts, labels), whose rows are checked.
 
     Args:
         train: None without training rows.
@@ -100,11 +100,9 @@ class LabelledRows:
         """The texts of the first validation or test row for a card, cut to some characters; None without such rows."""
         if not (rows := self.validation or self.test):
             return None
-        inputs = [column[0] for column in rows[:-1]]
-        if isinstance(inputs[0], tuple):
-            inputs = inputs[0]
+        inputs, longest = [column[0] for column in rows[:-1]], EXAMPLE_CHARACTERS
+        inputs = inputs[0] if isinstance(inputs[0], tuple) else inputs
         texts = [" ".join(text if isinstance(text, list) else text.split()) for text in inputs]
-        longest = EXAMPLE_CHARACTERS
         return [text if len(text) <= longest else f"{text[:longest].rstrip()} ..." for text in texts]
 
     def with_empty(self, predictions: list[dict]) -> list[dict]:
@@ -129,36 +127,22 @@ class LabelledRows:
             f"a label that does not count ({reasons})": num_faults,
         }
         parts = [f"{number} {'has' if number == 1 else 'have'} {what}" for what, number in counts.items() if number]
-        metrics = (
-            f"the metrics are over {num_counted} row{'s' * (num_counted > 1)}"
-            if num_counted
-            else "there are no metrics"
-        )
-        return f"test: of {num_rows} rows, {', '.join(parts)}{f'; {metrics}' if has_labels else ''}" if parts else ""
+        over = f"; the metrics are over {num_counted} row{'s' * (num_counted > 1)}" if num_counted else ""
+        metrics = (over or "; there are no metrics") if has_labels else ""
+        return f"test: of {num_rows} rows, {', '.join(parts)}{metrics}" if parts else ""
 
 
-@dataclass
-class Row:
-    """A row that has passed its check.
+# A row after its check: its place, such as "a.csv, line 3", all of its columns, what `fit` takes of it (None without a text), and
+# its label: None if it is missing, and an error if it does not count. Only test rows lack them.
+Row = tuple[str, dict, list | None, Any]
 
-    Args:
-        place: Where it stands, such as "a.csv, line 3".
-        original: All of its columns, unchanged.
-        inputs: What `fit` takes of it, without the label; None if it is a test row without a text.
-        label: None if it is a test row whose label is missing or does not count.
-        fault: Why the label of a test row does not count.
-    """
 
-    place: str
-    original: dict
-    inputs: list | None = None
-    label: Any = None
-    fault: str | None = None
+class Checked(list):
+    """A column whose rows have passed their check, which `fit` does not repeat; `kind` is the problem type of texts."""
 
-    @property
-    def labels(self) -> list:
-        """Its labels as a list, also if it has one or none."""
-        return self.label if isinstance(self.label, list) else [] if self.label is None else [self.label]
+    def __init__(self, values: Iterable[Any], kind: str | None = None):
+        super().__init__(values)
+        self.kind = kind
 
 
 class Missing(ValueError):
@@ -220,11 +204,9 @@ def read_splits(
         if len(rows) < (needed := 1 if split == "test" else 2):
             name = files[split] or arguments.dataset_name
             raise ValueError(f"{name}: {len(rows)} {split} rows; give at least {needed}")
-        if all(row.inputs is None for row in rows):
+        if all(inputs is None for _, _, inputs, _ in rows):
             texts = " or ".join(map(repr, itertools.chain(*columns.texts)))
-            raise ValueError(
-                f"{rows[0].place}: neither this row nor another one has a text in {texts}; name its column"
-            )
+            raise ValueError(f"{rows[0][0]}: neither this row nor another one has a text in {texts}; name its column")
     wanted = arguments.max_train_rows
     if "train" in splits and wanted and wanted < len(splits["train"]):
         chosen = np.random.default_rng(seed).choice(len(splits["train"]), wanted, replace=False)
@@ -244,21 +226,21 @@ def _checked(found: list[tuple[str, Any]], is_test: bool, columns: Columns, faul
     if is_test and (taken := [name for name in names if name in PREDICTION_COLUMNS or name.startswith("probability_")]):
         raise ValueError(f"{objects[0][0]}: the column {taken[0]!r} has the name of what is predicted; rename it")
     rows = []
-    for place, original in found:
-        row = Row(place, original)
+    for place, row in found:
+        inputs = label = None
         try:
-            if not isinstance(original, dict):
-                kind = type(original).__name__
+            if not isinstance(row, dict):
+                kind = type(row).__name__
                 raise ValueError(f"the row is a {kind}, not an object; write one JSON object on each line")
-            row.inputs = columns.check(original)
-            row.label = columns.check_label(original, row.inputs) if has_labels else None
+            inputs = columns.check(row)
+            label = columns.check_label(row, inputs) if has_labels else None
         except ValueError as error:
             is_missing_value = isinstance(error, Missing)
-            if not is_test or (row.inputs is None and not is_missing_value):
+            if not is_test or (inputs is None and not is_missing_value):
                 faults.append(Fault(place, str(error)))
                 continue
-            row.fault = None if is_missing_value else str(error)
-        rows.append(row)
+            label = None if is_missing_value else error
+        rows.append((place, row, inputs, label))
     return rows
 
 
@@ -278,11 +260,10 @@ def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict,
     """Places and rows of the splits of a dataset, and the names of its classes."""
     data = load_dataset(arguments.dataset_name, arguments.dataset_config)
     if "train" not in data:
-        raise ValueError(
-            f"{arguments.dataset_name} has the splits {', '.join(data)} and no train; give its rows as files"
-        )
-    features, label_columns = data["train"].features, list(itertools.chain(*columns.labels))
-    label_column = next((name for name in label_columns if name in features), label_columns[0])
+        found = f"{arguments.dataset_name} has the splits {', '.join(data)}"
+        raise ValueError(f"{found} and no train; give its rows as files")
+    features = data["train"].features
+    label_column = next((name for name in itertools.chain(*columns.labels) if name in features), None)
     feature = features.get(label_column)
     feature = getattr(feature, "feature", feature)  # of a list
     names = list(map(trimmed, feature.names)) if isinstance(feature, ClassLabel) else None
@@ -293,10 +274,8 @@ def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict,
         return names[label] if label is not None and label >= 0 else None  # -1 stands for no label
 
     def rows(split: str) -> list[tuple[str, dict]]:
-        numbered = enumerate(data[split])
-        if names:
-            numbered = ((number, {**row, label_column: named(row[label_column])}) for number, row in numbered)
-        return [(f"{split}, row {number}", row) for number, row in numbered]
+        more = ({label_column: named(label)} for label in data[split][label_column]) if names else itertools.repeat({})
+        return [(f"{split}, row {number}", row | new) for number, (row, new) in enumerate(zip(data[split], more))]
 
     return {split: rows(split) for split in ("train", "validation") if split in data}, names
 
@@ -348,9 +327,9 @@ def given_names(classes: Iterable[Any] | None) -> list[str]:
 
 def is_missing(value: Any) -> bool:
     """Return whether a value is None, an empty text, or NaN, which pandas writes to Parquet."""
-    return value is None or (
-        not trimmed(value) if isinstance(value, str) else isinstance(value, float) and value != value
-    )
+    if isinstance(value, str):
+        return not trimmed(value)
+    return value is None or (isinstance(value, float) and value != value)
 
 
 def label_text(value: Any) -> str:
@@ -421,16 +400,22 @@ def check_known(labels: Iterable[str], names: Mapping[str, Any], place: str = ""
         raise ValueError(f"{place}unknown class {unknown[0]!r:.80}; the classes are {_first_of([*names])}")
 
 
-def settle_labels(splits: dict[str, list[Row]], settle: Callable[[Any], Any]) -> None:
-    """Replace each label by what a function returns of it; of a ValueError, a test row loses its label."""
+def labels_of(label: Any) -> list:
+    """Return a label as a list, also if it is one class, a number, or missing."""
+    return label if isinstance(label, list) else [] if label is None else [label]
+
+
+def settle(splits: dict[str, list[Row]], of_label: Callable[[Any], Any]) -> None:
+    """Replace each label by what a function returns of it; of a ValueError, the label of a test row does not count."""
     for split, rows in splits.items():
-        for row in (row for row in rows if row.label is not None):
+        for i, (place, row, inputs, label) in enumerate(rows):
             try:
-                row.label = settle(row.label)
+                label = label if label is None or isinstance(label, ValueError) else of_label(label)
             except ValueError as error:
                 if split != "test":
-                    raise ValueError(f"{row.place}: {error}") from error
-                row.label, row.fault = None, str(error).partition("; ")[0]
+                    raise ValueError(f"{place}: {error}") from error
+                label = ValueError(str(error).partition("; ")[0])
+            rows[i] = (place, row, inputs, label)
 
 
 def hold_out(splits: dict[str, list[Row]], seed: int, keep_rare: bool = True) -> None:
@@ -446,34 +431,40 @@ def hold_out(splits: dict[str, list[Row]], seed: int, keep_rare: bool = True) ->
     """
     if "train" not in splits or "validation" in splits:
         return
-    rows = splits["train"]
-    counts = Counter(label for row in rows for label in set(row.labels)) if keep_rare else {}
-    shuffled = np.random.default_rng(seed).permutation(len(rows))
-    order = [i for i in shuffled if not any(counts.get(label) == 1 for label in rows[i].labels)]
-    order = sorted(order or range(len(rows)), key=lambda i: rows[i].labels)
-    held_out = set(order[min(5, len(order) // 2) :: 10])
-    splits["train"] = [row for i, row in enumerate(rows) if i not in held_out]
-    splits["validation"] = [row for i, row in enumerate(rows) if i in held_out]
+    labels = [labels_of(label) for *_, label in splits["train"]]
+    counts = Counter(label for of_row in labels for label in set(of_row)) if keep_rare else {}
+    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    order = [i for i in shuffled if not any(counts.get(label) == 1 for label in labels[i])]
+    order = sorted(order or range(len(labels)), key=labels.__getitem__)
+    move_to_validation(splits, set(order[min(5, len(order) // 2) :: 10]))
+
+
+def move_to_validation(splits: dict[str, list[Row]], numbers: set[int]) -> None:
+    """Move the training rows of some numbers to `validation`."""
+    rows = [*enumerate(splits["train"])]
+    splits["train"] = [row for i, row in rows if i not in numbers]
+    splits["validation"] = [row for i, row in rows if i in numbers]
 
 
 def as_lists(arguments: LabelledDataArguments, splits: dict[str, list[Row]], **more) -> LabelledRows:
     """Return the rows of all splits as plain lists; `more` are further fields of `LabelledRows`."""
 
-    test = splits.get("test", ())
-
-    def lists(split: str) -> tuple | None:
-        rows = [row for row in splits.get(split, ()) if row.inputs is not None]
-        labels = [row.label for row in rows]
-        inputs = map(list, zip(*(row.inputs for row in rows)))
-        return (*inputs, labels if any(label is not None for label in labels) else None) if rows else None
+    def columns(split: str) -> tuple | None:
+        rows = [(*inputs, label) for _, _, inputs, label in splits.get(split, ()) if inputs]
+        if not rows:
+            return None
+        *inputs, labels = (Checked(column, more.get("problem_type")) for column in zip(*rows))
+        if any(label is None or isinstance(label, ValueError) for label in labels):  # of test rows, for `evaluate`
+            labels = [None if isinstance(label, ValueError) else label for label in labels]
+        return (*inputs, labels if any(label is not None for label in labels) else None)
 
     hub = arguments.dataset_name
     hub = None if hub and Path(hub).exists() else hub  # a folder of rows is a dataset too
     trained_on = hub or Path(arguments.train_file or arguments.dataset_name or "").name
     names = {"train": trained_on, "validation": Path(arguments.validation_file or "").name or trained_on}
     names["test"] = Path(arguments.test_file or "").name
-    parts = [lists(split) for split in ("train", "validation", "test")]
-    more["test_places"] = [i for i, row in enumerate(test) if row.inputs is not None]
-    file = f"{arguments.test_file}, "
-    more["test_faults"] = [(row.place.removeprefix(file), row.fault) for row in test if row.fault]
-    return LabelledRows(*parts, [row.original for row in test], names, hub, arguments.dataset_config, **more)
+    test, file = splits.get("test", ()), f"{arguments.test_file}, "
+    more["test_places"] = [i for i, (_, _, inputs, _) in enumerate(test) if inputs]
+    more["test_faults"] = [(place.removeprefix(file), str(y)) for place, _, _, y in test if isinstance(y, ValueError)]
+    parts = map(columns, ("train", "validation", "test"))
+    return LabelledRows(*parts, [row for _, row, _, _ in test], names, hub, arguments.dataset_config, **more)

@@ -53,9 +53,8 @@ class Tagger(Job):
 
     def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512):
         super().__init__(model, max_seq_length)
-        self.tokenizer.add_prefix_space = (
-            True  # RoBERTa's class in transformers 4 demands it; `_tokenize` adds the spaces
-        )
+        # RoBERTa's class in transformers 4 demands it; `_tokenize` adds the spaces
+        self.tokenizer.add_prefix_space = True
         self.tokenizer.padding_side = "right"  # so the logits of a window begin at its first token
         self._scheme: str | None = None  # of the tags of the training, if it is not that of the model
 
@@ -132,12 +131,8 @@ class Tagger(Job):
         rows = Dataset.from_dict({"words": list(words), "tags": ids})
         length = min(self.max_seq_length, self.tokenizer.model_max_length)
         labels_of = partial(piece_labels, names=self.classes) if is_training else first_pieces
-        options = {
-            "tokenizer": self.tokenizer,
-            "max_length": length,
-            "labels_of": labels_of,
-            "is_training": is_training,
-        }
+        options = {"tokenizer": self.tokenizer, "max_length": length, "labels_of": labels_of}
+        options["is_training"] = is_training
         return rows.map(cut, batched=True, with_indices=True, remove_columns=rows.column_names, fn_kwargs=options)
 
     def _outputs(self, rows: Dataset, logits: np.ndarray, inputs: Sequence) -> list[np.ndarray]:
@@ -175,11 +170,9 @@ class Tagger(Job):
 
     def prediction_rows(self, outputs: list[np.ndarray], rows: list[dict]) -> list[dict[str, Any]]:
         """Return rows with `prediction`, a tag for each word, and `probability`, that of each tag."""
-        predictions = zip(rows, self._decide(outputs), self._scores(outputs))
-        return [
-            {**row, "prediction": tags, "probability": [round(float(score), 6) for score in scores.max(-1)]}
-            for row, tags, scores in predictions
-        ]
+        found = [[round(float(score), 6) for score in scores.max(-1)] for scores in self._scores(outputs)]
+        answers = zip(rows, self._decide(outputs), found)
+        return [{**row, "prediction": tags, "probability": scores} for row, tags, scores in answers]
 
 
 def piece_loss(

@@ -9,7 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from transformers.hf_argparser import HfArg
 
@@ -28,13 +28,11 @@ from .rows import (
     hold_out,
     is_missing,
     label_text,
+    labels_of,
     read_splits,
-    settle_labels,
+    settle,
     warn,
 )
-
-if TYPE_CHECKING:
-    from .classifier import Classifier
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")  # 007 is a name
@@ -69,13 +67,13 @@ class LabelledTextArguments(LabelledDataArguments):
             raise ValueError("give one of label_columns and label_separator")
 
 
-def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Classifier) -> LabelledRows:
+def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Any = None) -> LabelledRows:
     """Read texts, or pairs of texts, with a class, several classes or a number each.
 
     Args:
         arguments: Where the rows are, and what their columns mean.
         seed: Seed of the choice of validation rows, if no others are given.
-        trained: It knows the classes if there are no training rows.
+        trained: If there are no training rows, what has the `classes` and the `problem_type`, such as a trained `Classifier`.
 
     Returns:
         Rows as (texts, labels): a pair of texts is a tuple, of which one may be empty, a label is a string, a list of strings, or
@@ -95,31 +93,32 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Cl
 
     def check(row: dict) -> list:
         column(row, *arguments.text_columns)  # one of them is enough
-        texts = filled({name: row.get(name) for name in arguments.text_columns})
-        return [tuple(texts) if len(texts) > 1 else texts[0]]
+        return [one_or_pair({name: row.get(name) for name in arguments.text_columns})]
 
-    columns = Columns(
-        {(name,): "name it by text_columns" for name in arguments.text_columns},
-        {(name,): f"name it by label_column{'s' if arguments.label_columns else ''}" for name in label_columns},
-        check,
-        lambda row, _: _label(row, arguments, kind),
-    )
+    texts = {(name,): "name it by text_columns" for name in arguments.text_columns}
+    labels = {(name,): f"name it by label_column{'s' * bool(arguments.label_columns)}" for name in label_columns}
+    columns = Columns(texts, labels, check, lambda row, _: _label(row, arguments, kind))
     splits, hub_names = read_splits(arguments, columns, seed)
     for rows in splits.values():
-        _check_texts([row.inputs[0] for row in rows if row.inputs], rows[0].place)
+        _check_texts([inputs[0] for _, _, inputs, _ in rows if inputs], rows[0][0])
     if kind == "auto":
-        kind = kind_of([row.label for row in splits["train"]])
-        settle_labels(splits, lambda label: clean_label(label, kind))
+        kind = kind_of([label for *_, label in splits["train"]])
+        settle(splits, lambda label: of_kind(label, kind))
     if kind == REGRESSION:
         names = [label_columns[0]]
     else:
         if "train" in splits:
-            texts, labels = zip(*((row.inputs[0], row.label) for row in splits["train"]))
+            texts, labels = zip(*((inputs[0], label) for _, _, inputs, label in splits["train"]))
             names = text_classes(texts, labels, names or hub_names)
         known = dict.fromkeys(names)
-        settle_labels(splits, lambda label: check_known(label if isinstance(label, list) else [label], known) or label)
+        settle(splits, lambda label: check_known(labels_of(label), known) or label)
     hold_out(splits, seed, keep_rare=kind != REGRESSION)
     return as_lists(arguments, splits, classes=list(names), problem_type=kind)
+
+
+def one_or_pair(texts: dict[str, Any]) -> str | tuple[str, str]:
+    """Return a text, or a pair of texts as a tuple; arguments and errors are those of `filled`."""
+    return found[0] if len(found := filled(texts)) == 1 else tuple(found)
 
 
 def _label(row: dict, arguments: LabelledTextArguments, kind: str) -> Any:
@@ -165,27 +164,33 @@ def clean_label(label: Any, kind: str) -> str | list[str] | float:
         ValueError: It is of another kind.
     """
     label = as_list(label)
-    is_list = isinstance(label, list)
-    if not is_list and is_missing(label):
+    if is_missing(label):
         raise Missing("the label is missing")
-    if kind == REGRESSION:
-        text = label_text(label)
-        try:
-            number = float(text)
-        except ValueError as error:
-            raise ValueError(f"the label {label!r:.80} is not a number, such as 3.5") from error
-        if not math.isfinite(number):
-            raise ValueError(f"the label {label!r} is not finite")
-        return number
-    if kind != "auto" and is_list != (kind == MULTI):
-        which = "a list" if is_list else "no list"
-        raise ValueError(f"the label {label!r:.80} is {which}; a label is a list if rows have several classes")
-    if not is_list:
-        return label_text(label)
+    label = of_kind(label, kind)
+    if not isinstance(label, list):
+        return label if kind == REGRESSION else label_text(label)
     labels = [label_text(one) for one in label]
     if len({*labels}) < len(labels):
         raise ValueError(f"the label {label!r:.80} has a class twice; list the names of its classes{COLUMNS}")
     return labels
+
+
+def of_kind(label: Any, kind: str) -> Any:
+    """Return a label as a number if the kind demands it, and another one as it is; the errors are those of `clean_label`."""
+    is_list = isinstance(label, list)
+    if kind not in ("auto", REGRESSION) and is_list != (kind == MULTI):
+        which = "a list" if is_list else "no list"
+        raise ValueError(f"the label {label!r:.80} is {which}; a label is a list if rows have several classes")
+    if kind != REGRESSION:
+        return label
+    text = label_text(label)
+    try:
+        number = float(text)
+    except ValueError as error:
+        raise ValueError(f"the label {label!r:.80} is not a number, such as 3.5") from error
+    if not math.isfinite(number):
+        raise ValueError(f"the label {label!r} is not finite")
+    return number
 
 
 def kind_of(labels: Sequence[str | list[str]]) -> str:

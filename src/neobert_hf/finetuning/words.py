@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers.hf_argparser import HfArg
 
@@ -25,11 +26,8 @@ from .rows import (
     hold_out,
     label_text,
     read_splits,
-    settle_labels,
+    settle,
 )
-
-if TYPE_CHECKING:
-    from .tagger import Tagger
 
 CONLL_SUFFIXES = (".conll", ".txt", ".iob", ".bio", ".tsv")
 WORD_COLUMNS = ("words", "tokens")
@@ -52,7 +50,7 @@ def is_iob(names: Iterable[str]) -> bool:
     return all(name == "O" or name.startswith(("B-", "I-")) for name in names)
 
 
-def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger) -> LabelledRows:
+def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Any = None) -> LabelledRows:
     """Read lists of words with one tag for each word.
 
     CoNLL files (.conll, .txt, .iob, .bio, .tsv) have a word and its tag on each line, and an empty line after each sentence.
@@ -60,7 +58,7 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger
     Args:
         arguments: Where the rows are, and what their columns mean.
         seed: Seed of the choice of validation rows, if no others are given.
-        trained: Without training rows, it knows the tags.
+        trained: If there are no training rows, what has the tags as `classes`, such as a trained `Tagger`.
 
     Returns:
         Rows as (words, tags), lists for each row. The classes are those of the Hub's dataset, or the sorted tags of the training
@@ -84,12 +82,12 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger
     read = partial(_rows, arguments=arguments, names=(word_columns[0], tag_columns[0]))
     splits, hub_names = read_splits(arguments, columns, seed, read)
     if "train" in splits:
-        tags = [tag for row in splits["train"] for tag in row.labels]
+        tags = [tag for *_, tags in splits["train"] for tag in tags]
         names = tag_names(tags, hub_names)
         if scheme := tag_scheme(tags):
             print(f"tags of {scheme}: the model learns B- and I-, for pipelines; predictions are {scheme}", flush=True)
     known = dict.fromkeys(names)
-    settle_labels(splits, lambda tags: check_known(*to_iob2([tags], known), known) or tags)
+    settle(splits, lambda tags: check_known(*to_iob2([tags], known), known) or tags)
     hold_out(splits, seed)
     return as_lists(arguments, splits, classes=list(names))
 
@@ -212,8 +210,9 @@ def _conll_rows(
     lines = list(read_lines(file))
     first = next((line for _, line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
     separator = "\t" if "\t" in first else " +"
-    lines = [(place, _columns(line, separator)) for place, line in lines]
     num_columns = len(_columns(first, separator)) or 1
+    parts = [(place, _columns(line, separator), line.lstrip(" ").startswith("#")) for place, line in lines]
+    lines = [(place, found) for place, found, is_marked in parts if not is_marked or len(found) == num_columns]
     if first and num_columns == 1 and file != arguments.test_file:
         raise ValueError(f"{file} has one column; write on each line a word, a tab or a blank, and its tag")
     chosen = ((arguments.word_column, 0), (arguments.tag_column, -1))
@@ -223,22 +222,15 @@ def _conll_rows(
         raise ValueError(f"{file}: word_column and tag_column of a CoNLL file are numbers, from 1") from error
     if max(word, tag) >= num_columns:
         raise ValueError(f"{file}: column {max(word, tag) + 1} of {num_columns}; choose an existing one")
-    start, sentence, fault = "", [], None
-    for place, columns in [*lines, ("", [])]:
-        if columns and columns[0].startswith("#") and len(columns) != num_columns:
-            continue
-        if columns and not columns[0].startswith("-DOCSTART-"):
-            start = start or place
-            if len(columns) != num_columns and not fault:
-                fault = Fault(place, f"{len(columns)} columns, but the first word has {num_columns}")
-            sentence.append(columns)
-        elif sentence:
-            if fault:
-                faults.append(fault)
-            else:
-                values = {names[0]: [columns[word] for columns in sentence]}
-                yield start, values | ({names[1]: [columns[tag] for columns in sentence]} if num_columns > 1 else {})
-            start, sentence, fault = "", [], None
+    for is_sentence, group in groupby(lines, lambda line: bool(line[1]) and not line[1][0].startswith("-DOCSTART-")):
+        places, sentence = zip(*group)
+        counts = [len(columns) for columns in sentence]
+        if is_sentence and {*counts} == {num_columns}:
+            values = {names[0]: [columns[word] for columns in sentence]}
+            yield places[0], values | ({names[1]: [columns[tag] for columns in sentence]} if num_columns > 1 else {})
+        elif is_sentence:
+            i = next(i for i, count in enumerate(counts) if count != num_columns)
+            faults.append(Fault(places[i], f"{counts[i]} columns, but the first word has {num_columns}"))
 
 
 def _columns(line: str, separator: str) -> list[str]:
