@@ -1,0 +1,82 @@
+"""Each room has a budget: code lines of src, lines of tests, pages. Who needs more makes room first (CONTRIBUTING.md)."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src/neobert_hf"
+# Lines of code at most: without docstrings, comments, blank lines and imports.
+CODE = {
+    "model": 2092,
+    "files": 656,
+    "runs": 639,
+    "pretraining": 1931,
+    "finetuning": 1670,
+    "embeddings": 1052,
+    "hub": 1104,
+    "export": 876,
+    "cli and __init__": 240,
+}
+TEST_LINES, PAGES, CHANGELOG_LINES = 31_750, 20, 60
+
+
+def code_lines(file):
+    """The numbers of the lines of a file that hold code."""
+    source = file.read_text("utf-8")
+    numbered = enumerate(source.splitlines(), 1)
+    kept = {number for number, line in numbered if line.strip() and not line.strip().startswith("#")}
+    for node in ast.walk(ast.parse(source)):
+        is_owner = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_owner and ast.get_docstring(node, clean=False) is not None:
+            node = node.body[0]
+        elif not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        kept -= set(range(node.lineno, node.end_lineno + 1))
+    return kept
+
+
+@pytest.mark.parametrize("room", CODE)
+def test_a_room_keeps_within_its_budget(room):
+    of_cli = [ROOT / "src/neobert_cli.py", *SRC.glob("*.py")]
+    files = of_cli if room == "cli and __init__" else [*(SRC / room).rglob("*.py")]
+    counts = {file.name: len(code_lines(file)) for file in files}
+    total = sum(counts.values())
+    assert total <= CODE[room], f"{total} lines of code in {room}, at most {CODE[room]}: {counts}"
+
+
+def test_every_room_has_a_budget():
+    rooms = {file.parent.name for file in SRC.glob("*/*.py")} - {"mini"}  # links to the model
+    assert rooms == CODE.keys() - {"cli and __init__"}
+
+
+def test_tests_pages_and_changelog_keep_within_their_budgets():
+    lines = sum(len(file.read_text("utf-8").splitlines()) for file in (ROOT / "tests").rglob("*.py"))
+    pages, changelog = (
+        len([*(ROOT / "docs").glob("*.md")]),
+        len((ROOT / "CHANGELOG.md").read_text("utf-8").splitlines()),
+    )
+    assert lines <= TEST_LINES and pages <= PAGES and changelog <= CHANGELOG_LINES, (lines, pages, changelog)
+
+
+CODE_OF_THREE_LINES = """
+import a
+from b import (
+    c,
+)
+
+# why
+def f():
+    '''Doc
+
+    More.
+    '''
+    return [
+        c]
+"""
+
+
+def test_only_code_counts(tmp_path):
+    (tmp_path / "a.py").write_text(CODE_OF_THREE_LINES)
+    assert code_lines(tmp_path / "a.py") == {8, 13, 14}
