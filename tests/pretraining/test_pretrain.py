@@ -237,7 +237,7 @@ STARTS = {
         "its tokenizer is another, with 30 tokens, and this one has 30",
     ),
     "a larger tokenizer": ({}, {"num_tokens": 31}, "its tokenizer is another, with 30 tokens, and this one has 31"),
-    "another architecture": ({}, {"model_type": "bert"}, "its architecture is bert; give the --recipe of phase 1"),
+    "another architecture": ({}, {"model_type": "bert"}, "its architecture is bert; give the recipe of phase 1"),
 }
 
 

@@ -169,7 +169,7 @@ def test_the_example_adapts_and_trains_and_the_result_opens_with_its_tokenizer(
     other.decoder.bias.data[9] += 1
     other.save_pretrained(published)
     for more in (["--vocab_size", 60], []):
-        with pytest.raises(SystemExit, match=r"run/start holds another model or tokenizer; give another --output_dir"):
+        with pytest.raises(SystemExit, match=r"run/start holds another model or tokenizer; give another output_dir"):
             run_main(example, *arguments(corpus, published, tmp_path / "run", *more))
 
 

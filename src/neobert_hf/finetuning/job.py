@@ -144,7 +144,7 @@ class Job(ABC):
         """Take what the config of a trained model says."""
         config = AutoConfig.from_pretrained(self.source)
         if not self._is_trained(config):
-            remedy = "give the folder of one (--model_name_or_path), or train it by fit (--train_file)"
+            remedy = "give the folder of one (model_name_or_path), or rows to train on (train_file)"
             raise ValueError(f"{self.source} is not a trained {self.noun}; {remedy}")
         self._names = [config.id2label[i] for i in range(config.num_labels)]
 

@@ -44,7 +44,7 @@ class CorpusArguments:
         if self.long_documents not in LONG_DOCUMENTS:
             raise ValueError(f"long_documents={self.long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
         if self.streaming and self.long_documents != "truncate":
-            raise ValueError("a stream truncates long documents; leave --streaming or --long_documents out")
+            raise ValueError("a stream truncates long documents; leave streaming or long_documents out")
 
 
 @dataclass
@@ -109,7 +109,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         if self.label_smoothing_factor:
             raise ValueError("label_smoothing_factor: the loss of masked language modelling has none; leave it out")
         if self.ignore_data_skip and not self.resume_inexactly:
-            raise ValueError("ignore_data_skip repeats rows after a resume; give --resume_inexactly true too")
+            raise ValueError("ignore_data_skip repeats rows after a resume; give resume_inexactly true too")
         recipe = self.to_recipe()
         if recipe.optimizer != "adamw":
             self.refuse_optim(f"optimizer={recipe.optimizer!r}")
@@ -170,7 +170,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         if self.world_size != int(os.environ.get("WORLD_SIZE", 0)):  # set by every launcher
             raise ValueError(
                 f"DeepSpeed trains with {self.world_size} processes here; start with accelerate launch or torchrun, and give "
-                "--use_cpu if there is no GPU"
+                "use_cpu if there is no GPU"
             )
 
     def _set_accumulation(self):

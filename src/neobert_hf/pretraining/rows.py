@@ -74,14 +74,14 @@ def open_stream(
     """
     if training.mixture[0] != 1.0:
         raise ValueError(
-            f"mixture={training.mixture} requires the lengths of all documents, unknown in a stream; leave --streaming out"
+            f"mixture={training.mixture} requires the lengths of all documents, unknown in a stream; leave streaming out"
         )
     corpus = open_corpus(data, training.to_recipe(), data.train_files)
     stream = corpus.stream()
     if training.dataloader_num_workers > stream.num_shards:  # a worker without a file would yield no rows
         raise ValueError(
             f"dataloader_num_workers={training.dataloader_num_workers} is above num_shards={stream.num_shards}, the files of the "
-            f"stream, and each worker reads files of its own; give --dataloader_num_workers {stream.num_shards} or more files"
+            f"stream, and each worker reads files of its own; give dataloader_num_workers {stream.num_shards} or more files"
         )
     # Not lambdas, which cannot be sent to the processes of a DataLoader.
     encode = partial(tokenizer, truncation=True, max_length=training.max_length)

@@ -299,25 +299,25 @@ def check_start(init_from: str, model: PreTrainedModel, num_tokens: int, run: di
     files = [path / name for path in folders for name in (RUN, SUMMARY) if (path / name).is_file()]
     first = read_json(files[0]) if files else {}
     if "model" not in run and model.config.model_type != run["recipe"]["architecture"]:
-        reasons.append(f"its architecture is {model.config.model_type}; give the --recipe of phase 1")
+        reasons.append(f"its architecture is {model.config.model_type}; give the recipe of phase 1")
     is_same_tokenizer = first.get("tokenizer_sha256") in (None, run["tokenizer_sha256"])
     if num_tokens > model.config.vocab_size or not is_same_tokenizer:
         reasons.append(
             f"its tokenizer is another, with {model.config.vocab_size} tokens, and this one has {num_tokens}; give the "
-            "--tokenizer_name of phase 1"
+            "tokenizer_name of phase 1"
         )
     if draws_held_out and not files:
         logger.warning(
             f"{init_from} holds no {RUN}: its training may have used the documents that are held out here; give "
-            "--validation_files to evaluate on other text"
+            "validation_files to evaluate on other text"
         )
     elif draws_held_out:
         held_out, wanted = first.get("held_out", {}), run["held_out"]["num_held_out"]
         is_same_text = all(first.get(name) == run[name] for name in ("seed", "data"))
         if not is_same_text or held_out.get("files") or held_out.get("num_held_out", 0) < wanted:
             reasons.append(
-                "its training may have used the documents that are held out here; give --validation_files, or the text, --seed "
-                "and --num_held_out of phase 1"
+                "its training may have used the documents that are held out here; give validation_files, or the text, seed "
+                "and num_held_out of phase 1"
             )
     if reasons:
         raise ValueError(f"phase 2 cannot start from {init_from}: {'; '.join(reasons)}")

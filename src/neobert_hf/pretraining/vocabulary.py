@@ -131,7 +131,7 @@ def write_adapted_model(
         kept = NeoBERTForMaskedLM.from_pretrained(folder).state_dict()
         is_same = tokenizer_hash(load_tokenizer(str(folder))) == tokenizer_hash(new)
         if not is_same or not all(torch.equal(kept[name], value) for name, value in adapted.state_dict().items()):
-            raise ValueError(f"{folder} holds another model or tokenizer; give another --output_dir, or remove it")
+            raise ValueError(f"{folder} holds another model or tokenizer; give another output_dir, or remove it")
         return str(folder)
     with new_folder(folder, hint="no folder was written") as part:
         adapted.save_pretrained(part)

@@ -31,7 +31,7 @@ def numbered_checkpoints(folder: str | Path) -> list[tuple[int, Path]]:
 def what_is_left(folder: str | Path) -> str:
     """Return the end of the message of a failed write into a folder of a run: whether it holds a checkpoint to resume from."""
     if any((path / MANIFEST).is_file() for _, path in numbered_checkpoints(folder)):
-        return "earlier checkpoints are complete; if the disk is full, free space, and --resume_from_checkpoint last"
+        return "earlier checkpoints are complete; if the disk is full, free space, and resume_from_checkpoint=last"
     return f"{folder} holds no complete checkpoint"
 
 
