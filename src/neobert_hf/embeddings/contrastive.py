@@ -295,7 +295,8 @@ def train_contrastive(
         FileExistsError: As of `train_and_record`.
     """
     arguments = arguments or ContrastiveArguments(model[0].model.name_or_path)
-    prompts, sides, sets = dict(prompts or {}), arguments.instruction_sides, as_sets(sets, "train")
+    prompts, sides = dict(prompts or {}), arguments.instruction_sides
+    sets, held_out = as_sets(sets, "train"), as_sets(held_out or {}, "held_out")
     of_sides = {"both": slice(None), "query": slice(1)}[sides]
     training.prompts = {
         name: dict.fromkeys(sets[name].column_names[of_sides], prompt) for name, prompt in prompts.items()
@@ -303,7 +304,7 @@ def train_contrastive(
     if len(prompts) == len(sets) and len(set(prompts.values())) == 1:
         (prompt,) = set(prompts.values())
         model.prompts = {"query": prompt, "document": prompt if sides == "both" else ""}
-    for name, rows in (*sets.items(), *(held_out or {}).items()):
+    for name, rows in (*sets.items(), *held_out.items()):
         warn_of_truncated(model, f"{len(rows):,} rows of {name}", texts_of(rows, prompts.get(name, ""), sides))
     set_sampling(training, arguments.sampling_exponent, arguments.gather_across_devices)
     options = (arguments.temperature, arguments.mini_batch_size, arguments.gather_across_devices)

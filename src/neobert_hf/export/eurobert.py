@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from ..files.trust import resolve
+from ..files.writing import replacing
 from ..hub.card import CARD, write_card
 from ..hub.eurobert import as_eurobert, settings_of
 from ..hub.layouts import FLOATS, WEIGHTS, read_config, read_header
@@ -135,19 +136,13 @@ def _write_card(source: str | Path, origin: Path, folder: Path) -> None:
         known = ModelCard.load(origin / CARD if is_local else str(source), ignore_metadata_errors=True).data.to_dict()
     except (OSError, ValueError, TypeError, yaml.YAMLError):  # none, or damaged: the new card says what is not known
         known = {}
-    language = known.get("language")
-    write_card(
-        folder,
-        folder.name,
-        known.get("license"),
-        [language] if isinstance(language, str) else language,
-        record_folder=origin,
-    )
-    card = ModelCard.load(folder / CARD)
-    card.data.tags = ["neobert", *card.data.tags]
-    if not is_local:
-        card.data.base_model, card.data.base_model_relation = str(source), "finetune"
-    what = "A NeoBERT ([arXiv 2502.19587](https://arxiv.org/abs/2502.19587)) in the layout of EuroBERT: the same numbers, read "
-    what += "by transformers 5.3 and later without remote code."
-    card.text = card.text.replace("## How to use", f"{what}\n\n## How to use", 1)
-    card.save(folder / CARD)
+    with replacing(folder / CARD, writer="write_card"):  # whose later call may replace it
+        write_card(folder, folder.name, known.get("license"), known.get("language"), record_folder=origin)
+        card = ModelCard.load(folder / CARD)
+        card.data.tags = ["neobert", *card.data.tags]
+        if not is_local:
+            card.data.base_model, card.data.base_model_relation = str(source), "finetune"
+        what = "A NeoBERT ([arXiv 2502.19587](https://arxiv.org/abs/2502.19587)) in the layout of EuroBERT: the same numbers, "
+        what += "read by transformers 5.3 and later without remote code."
+        card.text = card.text.replace("## How to use", f"{what}\n\n## How to use", 1)
+        card.save(folder / CARD)
