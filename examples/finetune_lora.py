@@ -10,8 +10,10 @@ Columns, kinds of labels and metrics are those of examples/finetune_classifier.p
 
 import warnings
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from neobert_hf import MINI_MODEL_PATH
+from neobert_hf.files import check_target
 from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts
 from neobert_hf.hub import write_card
 from neobert_hf.runs import FineTuningArguments, lora_config, run_script, tune_allocator
@@ -42,6 +44,9 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
     adapter = lora_config("SEQ_CLS", target_modules=arguments.target_modules, **matrices)
     classifier = Classifier(arguments.model_name_or_path, arguments.max_seq_length, adapter=adapter)
     rows = read_labelled_texts(arguments, training.seed, classifier)
+    is_resumed = training.resume_from_checkpoint is not None
+    if rows.train and arguments.merge and not is_resumed:
+        check_target(Path(folder, "merged"))
     if rows.train:
         labels = {"classes": rows.classes, "problem_type": rows.problem_type}
         classifier.fit(*rows.train, rows.validation, training, **labels)
@@ -54,7 +59,7 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
         print(f"open the adapter by neobert_hf.open_adapter(AutoModelForSequenceClassification, {str(folder)!r})")
     if rows.train and arguments.merge:
         classifier.merge()
-        classifier.save(f"{folder}/merged", rows, overwrite=True)  # of an earlier call of this run
+        classifier.save(f"{folder}/merged", rows, overwrite=is_resumed)
         if training.should_save:
             write_card(f"{folder}/merged", example=rows.example)
 

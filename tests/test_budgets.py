@@ -9,17 +9,17 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src/neobert_hf"
 # Lines of code at most: without docstrings, comments, blank lines and imports.
 CODE = {
-    "model": 2092,
-    "files": 656,
-    "runs": 639,
+    "model": 2094,
+    "files": 676,
+    "runs": 644,
     "pretraining": 1931,
-    "finetuning": 1670,
-    "embeddings": 1052,
-    "hub": 1104,
-    "export": 876,
+    "finetuning": 1673,
+    "embeddings": 1061,
+    "hub": 1108,
+    "export": 870,
     "cli and __init__": 240,
 }
-TEST_LINES, PAGES, CHANGELOG_LINES = 31_750, 20, 60
+TEST_LINES, PAGES, CHANGELOG_LINES = 31_800, 20, 60
 
 
 def code_lines(file):

@@ -14,7 +14,16 @@ import torch
 import yaml
 from scipy import stats
 
-from neobert_hf.files import content_hash, load_tokenizer, only_writer, printable, read_json, tokenizer_hash, write_json
+from neobert_hf.files import (
+    content_hash,
+    load_tokenizer,
+    only_writer,
+    printable,
+    read_json,
+    replacing,
+    tokenizer_hash,
+    write_json,
+)
 from neobert_hf.pretraining import (
     Corpus,
     CorpusArguments,
@@ -27,6 +36,7 @@ from neobert_hf.pretraining import (
 )
 from neobert_hf.runs import CommandParser
 
+WRITER = "ablate.py"
 PLAN, REPORT, RESULT, LOCK = "plan.json", "ablation.json", "held_out.json", ".ablation.lock"
 SUMMARY = "training_summary.json"  # that `pretrain` writes
 FUNCTIONS = ("model", "optimizer", "schedule")  # of `pretrain`
@@ -189,7 +199,8 @@ def ablate(
         "confidence": CONFIDENCE,
         "arms": {arm: _describe(results, arm, ablation, arms, per_character) for arm in ablation.arms},
     }
-    write_json(output_dir / REPORT, report)
+    with replacing(output_dir / REPORT, writer=WRITER):
+        write_json(output_dir / REPORT, report)
     return report
 
 

@@ -254,6 +254,7 @@ def test_a_row_that_has_swallowed_others_is_named_with_its_lines(tmp_path, caplo
         ("a.tsv", "text\tlabel\r\nt1\tlabel\r\ntext\tlabel\r\n", None, "t1", "line 3"),
         ("a.csv", "label,text\na,t1\n", ["label", "text"], "t1", "line 1"),
         ("a.csv", "text\nt1\ntext\nt2\n", None, "t1 t2", "line 3"),
+        ("a.csv", " text , label\nt1,a\nText,Label\nt2,b\n", None, "t1 t2", "line 3"),
         ("a.csv", "text,label\nt1,a\n" + "text,label\n" * 12, None, "t1", "line 11, line 12, ... (12)"),
     ],
 )

@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,7 @@ from neobert_hf.files.writing import (
     only_writer,
     replacing,
     saving,
+    vacated,
     write_error,
     write_json,
 )
@@ -98,6 +100,21 @@ def test_a_folder_is_replaced_only_if_all_that_it_holds_is_replaceable(tmp_path,
     with pytest.raises(FileExistsError, match=f"holds {name.rstrip('/')}"), new_folder(folder, replaceable=patterns):
         pass
     assert target.exists() and (folder / "config.json").read_text() == "new"
+
+
+def test_a_link_and_the_working_folder_stay_what_they_are_when_their_content_is_replaced(tmp_path, monkeypatch):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to("target")
+    monkeypatch.chdir(tmp_path / "target")
+    for content, place in (("old", tmp_path / "link"), ("new", tmp_path / "link"), ("last", Path("."))):
+        with new_folder(place, replaceable=["config.json"]) as built:
+            (built / "config.json").write_text(content)
+        assert Path("config.json").read_text() == content
+    with pytest.raises(KeyError), vacated(Path("."), replaceable=["config.json"]):
+        Path("half").mkdir()
+        raise KeyError
+    assert Path("config.json").read_text() == "last" and [*Path(".").iterdir()] == [Path("config.json")]
+    assert (tmp_path / "link").is_symlink() and {file.name for file in tmp_path.iterdir()} == {"target", "link"}
 
 
 @pytest.mark.parametrize("library", SAVES)

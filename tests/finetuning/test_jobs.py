@@ -1,6 +1,7 @@
 """What all jobs share as Python calls: columns of any kind, refusals, fits that fail or are repeated, resume, the record."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -154,7 +155,7 @@ REFUSED = [
     (Classifier, lambda job: job.fit(ONE, ["x", "y"], ([], [])), "0 texts; give at least one row"),
     (Classifier, lambda job: job.fit(ONE, ["x", "y"], (ONE,)), "1 columns; give texts and labels"),
     (Classifier, lambda job: job.fit(ONE, [0, 1], training=FineTuningArguments("x"), seed=7), "give seed in the train"),
-    (Classifier, lambda job: job.model, "is not a trained classifier; give the folder of one .*, or train it by fit"),
+    (Classifier, lambda job: job.model, "is not a trained classifier; give the folder of one .*, or rows to train on"),
     (Classifier, lambda job: job.merge(), "is not a trained classifier"),
     (Classifier, lambda job: job.save("x"), "is not a trained classifier"),
     (Classifier, lambda job: job.fit(TEXTS, LABELS, **FAST).merge(), "has no adapter to merge; call fit with adapter="),
@@ -264,6 +265,17 @@ def test_a_model_is_saved_over_another_one_only_if_this_is_asked_for_and_then_no
     assert contents(place) == contents(fresh) and not (place / "modules.json").exists()
     plain.save(run)
     plain.save(run)  # the folder of its own training
+    (tmp_path / "project/runs").mkdir(parents=True)
+    (tmp_path / "project/README.md").write_text("my project")
+    plain.save(tmp_path / "project/runs/tickets")
+    for folder in (tmp_path / "project", tmp_path / "project/runs"):
+        with pytest.raises(FileExistsError, match="since overwrite=True replaces only the files of a model"):
+            plain.save(folder, overwrite=True)
+    copy = tmp_path / "copy"
+    shutil.copytree(fresh, copy)
+    with pytest.raises(FileExistsError, match="copy holds config"):  # a checkpoint of another folder
+        where = {"output_dir": str(copy), "resume_from_checkpoint": str(next(run.glob("checkpoint-*")))}
+        Classifier(start, 16).fit(TEXTS, LABELS, (TEXTS, LABELS), **where, **FAST)
     opened = Classifier(place)
     with pytest.raises(FileExistsError, match="place exists and is also an input"):
         opened.save(place, overwrite=True)  # its record would be lost

@@ -28,6 +28,7 @@ from neobert_hf.embeddings.reranking import open_reranker
 from neobert_hf.export.graphs import load_graph
 from neobert_hf.finetuning import add_head
 from neobert_hf.hub import build, verify, write_card
+from neobert_hf.hub.card import GENERATED
 
 build_module = importlib.import_module("neobert_hf.hub.build")
 
@@ -70,6 +71,7 @@ def assert_refused(message, model, out, **options):
         "other.safetensors",
         "train_neobert.py",
         "another_model/model.safetensors",
+        "2024_backup/model.safetensors",
         "training.json",
     ],
 )
@@ -126,7 +128,7 @@ def test_a_build_that_fails_leaves_what_was_there(saved, tmp_path, monkeypatch):
     before = contents(out)
 
     def fail(source, target):
-        if out in (Path(source), Path(target)) and next(moves) == 1:
+        if out in Path(target).parents and next(moves) == 30:  # some of the new files are there
             raise OSError(28, "No space left on device")
         move(source, target)
 
@@ -217,7 +219,7 @@ def test_a_card_is_written_from_the_record_of_a_training_and_the_words_of_an_aut
     if card == "of write_card":
         write_card(saved)
     elif card:
-        text = build_module.GENERATED[1] if card == "generated" else f"My words. {build_module.UNKNOWN_LICENSE[:-1]}"
+        text = GENERATED[1] if card == "generated" else f"My words. {build_module.UNKNOWN_LICENSE[:-1]}"
         (saved / "README.md").write_text(f"---\ntags: [a]\n---\n{text}\n")
     out = build(saved, tmp_path / "hub", model_id="org/name", license="mit", language=["en"])
     text, names = (out / "README.md").read_text("utf-8"), {file.name for file in out.iterdir()}

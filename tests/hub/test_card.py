@@ -26,7 +26,7 @@ from neobert_hf import sentence_transformer
 from neobert_hf.embeddings.models import multi_vector_encoder, sparse_encoder
 from neobert_hf.finetuning import add_head
 from neobert_hf.hub import write_card
-from neobert_hf.hub.card import python
+from neobert_hf.hub.card import GENERATED, python
 from neobert_hf.runs import write_record
 
 HOSTILE = 'a"); __import__("os").system("id") # `|<script>![x](y)\n```\n# title\x1b[2J'
@@ -208,6 +208,21 @@ def test_no_character_of_a_card_or_of_its_head_controls_a_terminal_or_reorders_t
     text = (copied / "README.md").read_text("utf-8")
     assert all(character.isprintable() or character == "\n" for character in text)
     assert "ab c" in text and ModelCard(text).data.to_dict()["pipeline_tag"]
+
+
+def test_a_card_is_written_again_if_nobody_has_changed_it_or_a_library_made_it(folder, tmp_path):
+    saved = shutil.copytree(
+        folder / next(iter(HEADS)), tmp_path / "saved", ignore=shutil.ignore_patterns("README.md", ".neobert*")
+    )
+    (saved / "README.md").write_text(f"text\n{GENERATED[1]}\n")
+    for license in ("mit", "apache-2.0"):
+        write_card(saved, license=license)
+        assert ModelCard.load(saved / "README.md").data.license == license
+    changed = (saved / "README.md").read_text() + "my words"
+    (saved / "README.md").write_text(changed)
+    with pytest.raises(FileExistsError, match=r"not of an earlier write_card; move it away"):
+        write_card(saved)
+    assert (saved / "README.md").read_text() == changed
 
 
 def test_a_single_language_is_one_and_the_example_of_a_mask_suits_any_text(folder, tmp_path):

@@ -85,6 +85,9 @@ def test_two_adapters_of_one_model_switch_with_their_heads(base, tmp_path):
     models = {"first": trained_adapter(base, 1)[0], "second": trained_adapter(base, 2, 1 - LABELS)[0]}
     for name, model in models.items():
         save_adapter(model, tmp_path / name)
+    (tmp_path / "first/README.md").write_text("my words")
+    save_adapter(models["first"], tmp_path / "first")  # PEFT would change the card
+    assert (tmp_path / "first/README.md").read_text() == "my words"
     model.get_base_model().save_pretrained(tmp_path / "whole")
     with pytest.raises(FileExistsError, match=r"config\.json exists"):
         save_adapter(model, tmp_path / "whole")

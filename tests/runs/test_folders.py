@@ -43,6 +43,7 @@ OF_SOMEONE = (
     "test_results.json",
     "predictions.csv",
     "metrics.jsonl",
+    "run.json",
 )
 
 

@@ -22,6 +22,7 @@ from ..files.texts import beginning, printable
 from ..files.trust import NAMES, check_source, check_vocabulary, foreign_settings, keep_known_settings, read_json
 from ..files.wordpiece import plain_tokenizer, tokenizer_hash
 from ..model.configuration_neobert import NeoBERTConfig
+from ..runs.folders import MODEL_FILES
 
 logger = logging.get_logger(__name__)
 
@@ -184,6 +185,14 @@ def read_kind(folder: Path) -> str | None:
     if not isinstance(content, dict | None):
         raise ValueError(f"{file} is no JSON object; save or download the model again")
     return None if content is None else content.get("model_type") or "SentenceTransformer"  # older versions name none
+
+
+def replaceable_files(folder: Path, *more: str) -> tuple[str, ...]:
+    """Return patterns of the files of a model that a folder holds, and more patterns; none if it holds no model."""
+    if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json", "modules.json")):
+        return ()
+    places = ("", *(path for path, _ in read_modules(folder)))
+    return (*(str(Path(place, name)) for place in places for name in MODEL_FILES), *more)
 
 
 def check_modules(folder: Path) -> str | None:

@@ -69,8 +69,15 @@ def read_sets_of_pairs(files: Iterable[str | Path]) -> DatasetDict:
 
 
 def as_sets(sets: Sets, name: str) -> DatasetDict:
-    """Return sets by name; a single set gets this name."""
-    return DatasetDict({name: sets} if isinstance(sets, Dataset) else sets)
+    """Return sets by name; a single set gets this name.
+
+    Raises:
+        ValueError: A set is no Dataset.
+    """
+    named = {name: sets} if isinstance(sets, Dataset) else sets
+    if not isinstance(named, Mapping) or not all(isinstance(rows, Dataset) for rows in named.values()):
+        raise ValueError(f"the sets are {sets!r:.80}; give a Dataset, or a dict of Datasets by name")
+    return DatasetDict(named)
 
 
 def hold_out(sets: Sets, share: float, seed: int) -> tuple[DatasetDict, DatasetDict]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from sentence_transformers.base.trainer import BaseTrainer
 from transformers.hf_argparser import HfArg
 
 from ..files.texts import as_list, check_leaves_tokens
-from ..files.writing import content_hash, file_hash, saving
+from ..files.writing import content_hash, file_hash, keeping, saving
 from ..runs import MINI_MODEL_PATH, curve_of, lock_run, train_or_resume, tune_allocator, write_record
 from ..runs.manifests import what_is_left
 from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
@@ -133,11 +134,12 @@ def train_and_record(
         tune_allocator()
     with lock_run(folder):
         trainer = train_or_resume(make_trainer, training, run)
-        with saving(folder, what_is_left(folder)):
+        is_first = trainer.is_world_process_zero()
+        # the card of sentence-transformers shows texts of the training data
+        with saving(folder, what_is_left(folder)), keeping(folder / "README.md") if is_first else nullcontext():
             trainer.save_model()
-        if not trainer.is_world_process_zero():
+        if not is_first:
             return []
-        (folder / "README.md").unlink(missing_ok=True)  # sentence-transformers shows texts of the training data
         scores = []
         for evaluator, old, new in zip(evaluators, before, _evaluate(trainer, evaluators)):
             name = evaluator.primary_metric.removeprefix(f"{evaluator.name}_")

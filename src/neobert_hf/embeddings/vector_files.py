@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -75,7 +76,7 @@ def embed_files(
     if max_length is not None and longest_input(encoder) is None:
         raise ValueError(f"max_length={max_length}, but this model reads texts of any length; leave out max_length")
     work = Path(f"{output}.vectors")
-    if work.exists() and not is_kept(work):
+    if os.path.lexists(work) and not (work.is_file() and is_kept(work)):
         raise FileExistsError(f"{work} exists and holds no vectors of an earlier {WRITER}; move it away")
     options = {"prompt_name": prompt_name, "normalize_embeddings": normalize}
     kept = Kept(work, f"embed {fingerprint(encoder, {})} {options}")

@@ -20,6 +20,7 @@ from ..files.writing import replacing
 from ..hub.card import CARD, write_card
 from ..hub.eurobert import as_eurobert, settings_of
 from ..hub.layouts import FLOATS, WEIGHTS, read_config, read_header
+from ..runs.folders import CARD_WRITER
 from .graphs import CLASSIFICATION, EMBEDDING, LOADING, TASKS, EmbeddingGraph, Graph, quiet
 from .onnx_model import Arrays
 from .parity import Reference
@@ -136,7 +137,7 @@ def _write_card(source: str | Path, origin: Path, folder: Path) -> None:
         known = ModelCard.load(origin / CARD if is_local else str(source), ignore_metadata_errors=True).data.to_dict()
     except (OSError, ValueError, TypeError, yaml.YAMLError):  # none, or damaged: the new card says what is not known
         known = {}
-    with replacing(folder / CARD, writer="write_card"):  # whose later call may replace it
+    with replacing(folder / CARD, writer=CARD_WRITER):  # whose later call may replace it
         write_card(folder, folder.name, known.get("license"), known.get("language"), record_folder=origin)
         card = ModelCard.load(folder / CARD)
         card.data.tags = ["neobert", *card.data.tags]

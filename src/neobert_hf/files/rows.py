@@ -282,7 +282,7 @@ def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
                 raise ValueError(f"{place}: {fault}") from row
             yield place, Fault(place, fault, num_lines)
         elif row and names is None:
-            names = row
+            names = list(map(trimmed, row))
             _check_names(file, names)
         elif _is_repeated(row, names):
             odd["rows that repeat the names of the columns are left out: {}"].append(f"line {start + num_before}")
@@ -303,8 +303,12 @@ def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
 
 def _is_repeated(row: list[str], names: Sequence[str]) -> bool:
     """Whether a row repeats the names of the columns; a byte order mark of joined files hides quotation marks from `csv`."""
-    is_alike = len(row) >= len(names) and names[0] in row[0]  # fast, since it is asked for each row
-    return is_alike and all(trimmed(cell).strip('"') == trimmed(name) for cell, name in zip(row, names))
+    is_alike = len(row) >= len(names) and names[0].lower() in row[0].lower()  # fast, since it is asked for each row
+    return is_alike and all(_plain(cell) == _plain(name) for cell, name in zip(row, names))
+
+
+def _plain(cell: str) -> str:
+    return trimmed(cell).strip('"').casefold()
 
 
 def _is_swallowing(field: str, separator: str, num_columns: int) -> bool:

@@ -49,6 +49,8 @@ def check_target(
         FileExistsError: The place is taken.
     """
     shown, target = target, target.parent.resolve() / target.name  # a folder before ".." may not exist yet
+    if file := next((parent for parent in target.parents if parent.is_file()), None):
+        raise FileExistsError(f"{file} is a file, so {shown} cannot be in it; {way_out}")
     if not os.path.lexists(target):
         return
     held = ""
@@ -77,11 +79,14 @@ def matches(path: PurePath, patterns: Iterable[str]) -> bool:
 
 def _written(folder: Path) -> list[list[str]]:
     file = folder / WRITTEN
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
+    try:
+        return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}); remove it, and move the files away that it tells of") from error
 
 
 @contextmanager
-def replacing(*files: Path, writer: str, inputs: Iterable[str | Path | None] = ()) -> Iterator[None]:
+def replacing(*files: Path, writer: str, way_out: str = "name another file, or move this one away") -> Iterator[None]:
     """Check files before the work that writes them, and note afterwards who wrote them; arguments are as of `check_target`.
 
     Raises:
@@ -89,7 +94,7 @@ def replacing(*files: Path, writer: str, inputs: Iterable[str | Path | None] = (
         OSError: The note cannot be written.
     """
     for file in files:
-        check_target(file, writer, inputs=inputs, way_out="name another file, or move this one away")
+        check_target(file, writer, way_out=way_out)
     try:
         yield
     finally:  # what is there was written here, also by work that was interrupted
@@ -113,17 +118,35 @@ def vacated(folder: Path, replaceable: Sequence[str] = (), **options: Any) -> It
         FileExistsError: The folder is taken.
     """
     check_target(folder, None, replaceable, **options)
-    aside = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
-    if folder.exists() and any(folder.iterdir()):
-        os.replace(folder, aside)
+    aside = folder / f".{uuid.uuid4().hex}"  # inside, since the folder may be a link, a mount, or that of the shell
+    held, moved = [*folder.iterdir()] if folder.is_dir() else [], []
+    if held:
+        aside.mkdir()
     try:
+        for part in held:
+            os.replace(part, aside / part.name)
+            moved.append(part)
         yield
     except BaseException:
-        if aside.exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(aside, folder)
+        for part in folder.iterdir() if moved and moved == held else ():  # what the work has written
+            if part != aside:
+                shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink()
+        for part in moved:
+            os.replace(aside / part.name, part)
         raise
-    shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def keeping(file: Path) -> Iterator[None]:
+    """Let a library work that writes a file which is not wanted: afterwards the file is as before."""
+    before = file.read_bytes() if file.is_file() else None
+    yield
+    if before is None:
+        file.unlink(missing_ok=True)
+    else:
+        file.write_bytes(before)
 
 
 @contextmanager
@@ -147,13 +170,11 @@ def new_folder(target: Path, hint: str = "nothing is left of it", **options: Any
         built.mkdir()
         yield built
         with vacated(target, **options):  # which checks again: others may have written to it
-            if target == Path.cwd():  # without it, the shell would be in a folder that is gone
-                for part in sorted(built.iterdir(), key=lambda part: part.name == "config.json"):
-                    shutil.move(part, target)  # config.json last: nothing loads a folder without it
-            else:
-                if target.exists():
-                    target.rmdir()
+            if not target.exists():
                 os.replace(built, target)
+            else:
+                for part in sorted(built.iterdir(), key=lambda part: part.name == "config.json"):
+                    os.replace(part, target / part.name)  # config.json last: nothing loads a folder without it
 
 
 @contextmanager

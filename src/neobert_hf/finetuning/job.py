@@ -18,6 +18,7 @@ from datasets import Dataset
 from transformers import AutoConfig, IntervalStrategy, PretrainedConfig, PreTrainedModel, Trainer, set_seed
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
+from ..embeddings.models import replaceable_files
 from ..files.texts import check_leaves_tokens, check_max_length, printable
 from ..files.trust import load_tokenizer, read_json
 from ..files.writing import check_target, content_hash, replacing, saving, vacated, write_json
@@ -32,7 +33,7 @@ from ..runs import (
     write_record,
 )
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW, is_best_if_large
-from ..runs.folders import OF_A_MODEL, RUN
+from ..runs.folders import RESULTS, RUN, TRAINING_FILES
 from ..runs.manifests import what_is_left
 from ..runs.record import origin_of
 from .predictions import PREDICTION, write_predictions
@@ -418,12 +419,13 @@ class Job(ABC):
         """
         folder, _, origin = Path(folder), self.model, origin_of(self.source)
         is_own = self._run is not None and (folder / RUN).is_file() and read_json(folder / RUN) == self._run
-        remedy = "which belongs to no model" if overwrite else "or give overwrite=True to replace the model in it"
-        options = {"replaceable": OF_A_MODEL if overwrite else (), "way_out": f"choose another folder, {remedy}"}
+        remedy = "since overwrite=True replaces only" if overwrite else "or give overwrite=True to replace"
+        options = {"way_out": f"choose another folder, {remedy} the files of a model"}
+        options["replaceable"] = replaceable_files(folder, *RESULTS, *TRAINING_FILES) if overwrite else ()
         if self._training is None or self.adapter:  # the folder of the source would lose its record, or the base
             options["inputs"] = [self.source]
         is_first = PartialState().is_main_process and not is_own
-        with vacated(folder, **options) if is_first else nullcontext(), saving(folder, what_is_left(folder)):
+        with saving(folder, what_is_left(folder)), vacated(folder, **options) if is_first else nullcontext():
             self._save_weights(folder)
         PartialState().wait_for_everyone()  # the other processes may read what the first one has written
         self._saved = folder, data, origin

@@ -205,7 +205,9 @@ def kind_of(labels: Sequence[str | list[str]]) -> str:
     if any(isinstance(label, list) for label in labels):
         return MULTI
     if all(re.fullmatch(r"-?\d+(,\d+)?", label) for label in labels) and (commas := [x for x in labels if "," in x]):
-        raise ValueError(f"the labels are numbers with a decimal comma, such as {commas[0]!r}; write points")
+        raise ValueError(
+            f"the labels are numbers with a decimal comma, such as {commas[0]!r}; write points, and no commas of thousands"
+        )
     numbers, counts = [as_number(label) for label in labels], Counter(labels)
     if None in numbers:
         amounts = [f"{label!r} ({count})" for label, count in counts.most_common() if AMOUNT.fullmatch(label)]

@@ -12,14 +12,14 @@ from huggingface_hub import ModelCard
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, PreTrainedModel
 
-from ..embeddings.models import adopt, check_modules, open_embedding_model
+from ..embeddings.models import adopt, check_modules, open_embedding_model, replaceable_files
 from ..files.texts import printable
 from ..files.trust import check_source, keep_known_settings, load_tokenizer, read_json, resolve
 from ..files.writing import UNCHANGED, WRITTEN, check_target, new_folder, write_json
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES
 from ..runs import MINI_MODEL_PATH
-from ..runs.folders import MODEL_FILES, SUMMARY
+from ..runs.folders import SUMMARY
 from ..runs.record import RECORD
 from .card import CARD, EMBEDDERS, UNKNOWN_LICENSE, is_generated, write_card
 from .layouts import check_weights, class_of, read_config
@@ -57,7 +57,7 @@ def build(
         OSError: The folder holds other files, the model or its tokenizer cannot be read, or the folder cannot be written.
     """
     out = Path(out).resolve()  # of "folder/.." the name would be that of another folder
-    replaceable = (*MODEL_FILES, *FIGURES, ".gitattributes") if overwrite and (out / "config.json").is_file() else ()
+    replaceable = replaceable_files(out, *FIGURES, ".gitattributes") if overwrite else ()
     remedy = "since overwrite replaces only the folder of a model" if overwrite else "or give overwrite"
     target = {"replaceable": replaceable, "way_out": f"choose another folder, {remedy}"}
     check_target(out, **target)

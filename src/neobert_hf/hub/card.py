@@ -20,6 +20,7 @@ from ..files.texts import as_list, printable
 from ..files.trust import check_links, read_json
 from ..files.writing import replacing
 from ..runs.adapters import labels_of_adapter
+from ..runs.folders import CARD_WRITER
 from ..runs.record import MINI, RECORD, origin_of
 
 CARD = "README.md"
@@ -140,7 +141,7 @@ def write_card(
     )
     if (folder / CARD).is_file() and is_generated((folder / CARD).read_text("utf-8", "replace")):
         (folder / CARD).unlink()
-    with replacing(folder / CARD, writer="write_card"):
+    with replacing(folder / CARD, writer=CARD_WRITER, way_out="move it away, and copy your words back afterwards"):
         card.save(folder / CARD)
     if example:
         line = f"{folder / CARD} shows a row of your data, {' | '.join(example)!r}; replace it if it must stay private"

@@ -108,7 +108,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         if config_class is NeoBERTConfig:
             return AUTO_CLASSES
         in_file = vars(sys.modules[config_class.__module__]).values()
-        variant = [each for each in in_file if getattr(each, "config_class", None) is config_class]
+        variant = [x for x in in_file if isinstance(x, type) and getattr(x, "config_class", None) is config_class]
         return {"AutoConfig": config_class} | {each._auto_class: each for each in variant if each._auto_class}
 
     def get_input_embeddings(self) -> nn.Embedding:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..files.trust import check_source, read_json
-from ..files.writing import check_target, saving, write_json
+from ..files.writing import check_target, keeping, saving, write_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -65,11 +65,9 @@ def save_adapter(model: PeftModel, folder: str | Path) -> None:
         check_target(Path(folder, name), writer="adapter")
     base = model.get_base_model()
     labels = {"id2label": base.config.id2label, "problem_type": base.config.problem_type}
-    has_card = Path(folder, "README.md").exists()
-    with saving(Path(folder)):
+    # PEFT writes a card that names folders of this machine
+    with saving(Path(folder)), keeping(Path(folder, "README.md")):
         model.save_pretrained(folder)
-    if not has_card:  # PEFT writes one that names folders of this machine
-        Path(folder, "README.md").unlink(missing_ok=True)
     write_json(Path(folder, BASE_FILE), {**labels, **_sample(base)})
 
 

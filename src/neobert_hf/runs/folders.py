@@ -11,7 +11,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.utils import logging
 
 from ..files.trust import CODE
-from ..files.writing import WRITTEN, matches, only_writer, write_json
+from ..files.writing import WRITTEN, check_target, matches, only_writer, write_json
 from .arguments import ResumeArguments
 from .manifests import MANIFEST, STATE, UNFINISHED, check_checkpoint, numbered_checkpoints, read_json_object
 from .signals import SaveOnTerminate
@@ -22,7 +22,7 @@ RUN = "run.json"
 SUMMARY = "training_summary.json"
 RECIPE = "recipe.yaml"  # of a pretraining: what repeats it
 LOCK = "_lock"  # Trainer does not upload files whose name begins with an underscore
-# What a saved model consists of, as patterns, with the folders of its modules; a build for the Hub replaces nothing else.
+# What a saved model consists of, as patterns, also in the folders of its modules.
 MODEL_FILES = (
     *("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json"),
     "model-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors",
@@ -31,7 +31,6 @@ MODEL_FILES = (
     *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "router_config.json"),
     *("wordembedding_config.json", "README.md", *sorted(file.name for file in CODE.glob("*_neobert.py"))),
 )
-MODEL_FILES += tuple(f"[0-9]*_*/{name}" for name in MODEL_FILES)
 # What our trainings write beside them: adapters, records, scores, pictures and predictions.
 RESULTS = (
     *(
@@ -47,8 +46,10 @@ RESULTS = (
 )
 # And what only a resume needs, and the logs.
 METRICS = "metrics.jsonl"
-TRAINING_FILES = (RUN, LOCK, WRITTEN, METRICS, "checkpoint-[0-9]*/*", "checkpoint-[0-9]*/*/*", "runs/*", "runs/*/*")
-OF_A_MODEL = (*MODEL_FILES, *RESULTS, *TRAINING_FILES)
+EVENTS = "events.out.tfevents.*"  # of TensorBoard
+TRAINING_FILES = (RUN, LOCK, WRITTEN, METRICS, "checkpoint-[0-9]*/*", "checkpoint-[0-9]*/*/*")
+TRAINING_FILES += (f"runs/{EVENTS}", f"runs/*/{EVENTS}", f"runs/*/*/{EVENTS}")
+CARD_WRITER = "write_card"
 # Arguments that determine the loss curve; a resumed run must have the same values.
 CURVE = (
     *("max_steps", "num_train_epochs", "learning_rate", "learning_rate_mapping", "lr_scheduler_type"),
@@ -169,9 +170,12 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
             "resume_from_checkpoint=last to resume from it, or another output_dir"
         )
     held = files_of_model(folder)
-    if (folder / METRICS).exists() and not (folder / RUN).exists():  # not of a run that was killed early
-        held.append(METRICS)
-    if checkpoint is None and held:
+    if not _is_of_run(folder, run):  # which was killed before its first checkpoint
+        held += [name for name in (METRICS, RUN) if (folder / name).exists()]
+    if checkpoint is not None and checkpoint.parent.resolve() == folder.resolve():
+        # a card that somebody has changed since; before the training
+        check_target(folder / "README.md", CARD_WRITER, way_out="move it away, and copy your words back afterwards")
+    elif held:
         raise FileExistsError(
             f"{folder} holds {held[0]}, which the trained model would replace; give another output_dir, or remove the file"
         )
@@ -180,6 +184,14 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RUN, run)
     return checkpoint
+
+
+def _is_of_run(folder, run):
+    """Whether the folder holds the identity of a run of this kind."""
+    try:
+        return not run.keys().isdisjoint(read_json_object(folder / RUN))
+    except ValueError:
+        return False
 
 
 def _is_kept(checkpoint):
