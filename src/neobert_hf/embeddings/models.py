@@ -19,10 +19,17 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..files.texts import beginning, printable
-from ..files.trust import NAMES, check_source, check_vocabulary, foreign_settings, keep_known_settings, read_json
+from ..files.trust import (
+    MODEL_FILES,
+    NAMES,
+    check_source,
+    check_vocabulary,
+    foreign_settings,
+    keep_known_settings,
+    read_json,
+)
 from ..files.wordpiece import plain_tokenizer, tokenizer_hash
 from ..model.configuration_neobert import NeoBERTConfig
-from ..runs.folders import MODEL_FILES
 
 logger = logging.get_logger(__name__)
 

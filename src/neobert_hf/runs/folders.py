@@ -10,7 +10,7 @@ from torch import distributed
 from transformers import Trainer, TrainingArguments
 from transformers.utils import logging
 
-from ..files.trust import CODE
+from ..files.trust import MODEL_FILES
 from ..files.writing import WRITTEN, check_target, matches, only_writer, write_json
 from .arguments import ResumeArguments
 from .manifests import MANIFEST, STATE, UNFINISHED, check_checkpoint, numbered_checkpoints, read_json_object
@@ -22,15 +22,6 @@ RUN = "run.json"
 SUMMARY = "training_summary.json"
 RECIPE = "recipe.yaml"  # of a pretraining: what repeats it
 LOCK = "_lock"  # Trainer does not upload files whose name begins with an underscore
-# What a saved model consists of, as patterns, also in the folders of its modules.
-MODEL_FILES = (
-    *("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json"),
-    "model-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors",
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt"),
-    *("vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
-    *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "router_config.json"),
-    *("wordembedding_config.json", "README.md", *sorted(file.name for file in CODE.glob("*_neobert.py"))),
-)
 # What our trainings write beside them: adapters, records, scores, pictures and predictions.
 RESULTS = (
     *(
