@@ -10,8 +10,8 @@ SRC = ROOT / "src/neobert_hf"
 # Lines of code at most: without docstrings, comments, blank lines and imports.
 CODE = {
     "model": 2094,
-    "files": 684,
-    "runs": 636,
+    "files": 681,
+    "runs": 629,
     "pretraining": 1931,
     "finetuning": 1673,
     "embeddings": 1061,

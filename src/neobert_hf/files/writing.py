@@ -24,9 +24,7 @@ UNCHANGED = "the previous content is unchanged"
 FULL = (errno.ENOSPC, errno.EDQUOT)  # full disk, exceeded quota
 NEARLY_FULL = 1 << 20  # free bytes, fewer than a write of torch.save needs
 LOCK_SECONDS = 2  # the child processes of a killed process end within this time
-WRITTEN = (
-    ".neobert_hf_written"  # beside the files of `replacing`: a line of JSON for each, with name, writer and SHA-256
-)
+WRITTEN = ".neobert_hf_written"  # beside the files of `replacing`: lines of JSON with name, writer and SHA-256
 
 
 def check_target(
@@ -61,9 +59,7 @@ def check_target(
             return
         held = f", and its content is not of an earlier {writer}"
     elif target.is_dir():
-        parts = (
-            part for part in target.rglob("*") if part.is_symlink() or not part.is_dir() or not any(part.iterdir())
-        )
+        parts = (x for x in target.rglob("*") if x.is_symlink() or not x.is_dir() or not any(x.iterdir()))
         other = next((part for part in parts if not matches(part.relative_to(target), replaceable)), None)
         if other is None:
             return
@@ -90,7 +86,7 @@ def replacing(*files: Path, writer: str, way_out: str = "name another file, or m
     """Check files before the work that writes them, and note afterwards who wrote them; arguments are as of `check_target`.
 
     Raises:
-        FileExistsError: A file is there that `writer` has not written, or that is an input.
+        FileExistsError: A file is there that `writer` has not written.
         OSError: The note cannot be written.
     """
     for file in files:
@@ -133,9 +129,10 @@ def vacated(folder: Path, replaceable: Sequence[str] = (), **options: Any) -> It
                 shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink()
         for part in moved:
             os.replace(aside / part.name, part)
+        if held:
+            aside.rmdir()
         raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager

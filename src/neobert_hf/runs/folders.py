@@ -24,16 +24,9 @@ RECIPE = "recipe.yaml"  # of a pretraining: what repeats it
 LOCK = "_lock"  # Trainer does not upload files whose name begins with an underscore
 # What our trainings write beside them: adapters, records, scores, pictures and predictions.
 RESULTS = (
-    *(
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "base.json",
-        "training.json",
-        "training_args.bin",
-        SUMMARY,
-        RECIPE,
-    ),
+    *("adapter_config.json", "adapter_model.safetensors", "base.json", "training.json", "training_args.bin"),
     *("*_results.json", "confusion_matrix_*.png", "training_curves.png", "predictions.csv", "predictions.jsonl"),
+    *(SUMMARY, RECIPE),
 )
 # And what only a resume needs, and the logs.
 METRICS = "metrics.jsonl"
