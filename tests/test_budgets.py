@@ -11,7 +11,7 @@ SRC = ROOT / "src/neobert_hf"
 CODE = {
     "model": 2094,
     "files": 681,
-    "runs": 629,
+    "runs": 634,
     "pretraining": 1931,
     "finetuning": 1673,
     "embeddings": 1061,

@@ -152,7 +152,7 @@ def test_the_pooling_is_an_option_that_the_saved_model_keeps(model_folder, token
 
 def test_a_model_that_is_no_classifier_does_not_predict(model_folder, tmp_path):
     test = write_csv(tmp_path / "test.csv", [{"text": "fox"}])
-    with pytest.raises(SystemExit, match=r"is not a trained classifier; give the folder of one .--model_name_or_path"):
+    with pytest.raises(SystemExit, match=r"is not a trained classifier; give the folder of one .model_name_or_path"):
         run(model_folder, tmp_path / "out", "--test_file", test)
     assert not (tmp_path / "out").exists()
 

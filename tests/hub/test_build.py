@@ -28,7 +28,7 @@ from neobert_hf.embeddings.reranking import open_reranker
 from neobert_hf.export.graphs import load_graph
 from neobert_hf.finetuning import add_head
 from neobert_hf.hub import build, verify, write_card
-from neobert_hf.hub.card import GENERATED
+from neobert_hf.runs.record import GENERATED
 
 build_module = importlib.import_module("neobert_hf.hub.build")
 

@@ -26,8 +26,9 @@ from neobert_hf import sentence_transformer
 from neobert_hf.embeddings.models import multi_vector_encoder, sparse_encoder
 from neobert_hf.finetuning import add_head
 from neobert_hf.hub import write_card
-from neobert_hf.hub.card import GENERATED, python
+from neobert_hf.hub.card import python
 from neobert_hf.runs import write_record
+from neobert_hf.runs.record import GENERATED
 
 HOSTILE = 'a"); __import__("os").system("id") # `|<script>![x](y)\n```\n# title\x1b[2J'
 HEADS = {

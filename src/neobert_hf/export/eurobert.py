@@ -20,7 +20,7 @@ from ..files.writing import replacing
 from ..hub.card import CARD, write_card
 from ..hub.eurobert import as_eurobert, settings_of
 from ..hub.layouts import FLOATS, WEIGHTS, read_config, read_header
-from ..runs.folders import CARD_WRITER
+from ..runs.record import CARD_WRITER
 from .graphs import CLASSIFICATION, EMBEDDING, LOADING, TASKS, EmbeddingGraph, Graph, quiet
 from .onnx_model import Arrays
 from .parity import Reference

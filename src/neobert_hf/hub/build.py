@@ -19,15 +19,14 @@ from ..files.writing import UNCHANGED, WRITTEN, check_target, new_folder, write_
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES
 from ..runs import MINI_MODEL_PATH
-from ..runs.folders import SUMMARY
-from ..runs.record import RECORD
-from .card import CARD, EMBEDDERS, UNKNOWN_LICENSE, is_generated, write_card
+from ..runs.record import RECORD, is_generated
+from .card import CARD, EMBEDDERS, UNKNOWN_LICENSE, write_card
 from .layouts import check_weights, class_of, read_config
 
 if TYPE_CHECKING:
     from sentence_transformers.base.model import BaseModel
 
-FIGURES = ("sources.json", SUMMARY)  # which the card of the mini model names
+FIGURES = ("sources.json", "training_summary.json")  # which the card of the mini model names
 
 
 def build(
@@ -106,7 +105,7 @@ def write_card_of_build(folder: Path, source: str, built: Path, **options: Any) 
         return write_card(built, **options, **record)
     found = {name: options[name] or known.get(name) for name in ("license", "language")}
     is_outdated = has_record and (options["license"] or options["language"]) and UNKNOWN_LICENSE in card.text
-    if not is_local or is_outdated or is_generated(card.text):
+    if not is_local or is_outdated or is_generated(file):
         return write_card(built, options["model_id"], **found, **record)
     card.text = card.text.replace(json.dumps(folder.name), json.dumps(options["model_id"]))  # in its example
     if found["license"]:

@@ -89,7 +89,7 @@ def check_can_be_saved(model, encoder_class: type) -> None:
     encoders = [part for part in model.modules() if isinstance(part, encoder_class)]
     is_stock = all(getattr(type(each), name) is getattr(encoder_class, name) for each in encoders for name in PARTS)
     is_stock &= all(isinstance(each.layer_norm, encoder_class.norm_class) for each in encoders)
-    is_stock &= type(model.config) is encoder_class.config_class
+    is_stock &= "model_type" in vars(type(model.config))
     check_model_type(model, is_stock and getattr(model, "encoder_class", encoder_class) is encoder_class)
     for part in model.modules():
         # A model of another type inside a subclass has a vocabulary of its own.

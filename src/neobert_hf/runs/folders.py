@@ -14,6 +14,7 @@ from ..files.trust import MODEL_FILES
 from ..files.writing import WRITTEN, check_target, matches, only_writer, write_json
 from .arguments import ResumeArguments
 from .manifests import MANIFEST, STATE, UNFINISHED, check_checkpoint, numbered_checkpoints, read_json_object
+from .record import CARD_WRITER, is_generated
 from .signals import SaveOnTerminate
 
 logger = logging.get_logger(__name__)
@@ -33,7 +34,6 @@ METRICS = "metrics.jsonl"
 EVENTS = "events.out.tfevents.*"  # of TensorBoard
 TRAINING_FILES = (RUN, LOCK, WRITTEN, METRICS, "checkpoint-[0-9]*/*", "checkpoint-[0-9]*/*/*")
 TRAINING_FILES += (f"runs/{EVENTS}", f"runs/*/{EVENTS}", f"runs/*/*/{EVENTS}")
-CARD_WRITER = "write_card"
 # Arguments that determine the loss curve; a resumed run must have the same values.
 CURVE = (
     *("max_steps", "num_train_epochs", "learning_rate", "learning_rate_mapping", "lr_scheduler_type"),
@@ -157,8 +157,9 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
     if not _is_of_run(folder, run):  # which was killed before its first checkpoint
         held += [name for name in (METRICS, RUN) if (folder / name).exists()]
     if checkpoint is not None and checkpoint.parent.resolve() == folder.resolve():
-        # a card that somebody has changed since; before the training
-        check_target(folder / "README.md", CARD_WRITER, way_out="move it away, and copy your words back afterwards")
+        card = folder / "README.md"  # if somebody has changed it since, this is said before the training
+        if not is_generated(card):
+            check_target(card, CARD_WRITER, way_out="move it away, and copy your words back afterwards")
     elif held:
         raise FileExistsError(
             f"{folder} holds {held[0]}, which the trained model would replace; give another output_dir, or remove the file"
