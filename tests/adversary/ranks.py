@@ -60,7 +60,7 @@ def case(_, about, rng: random.Random, folder: Path, shared: dict) -> str:
     if outcome.status and "SIGKILL" not in outcome.errors:
         raise Failed(f"bug: the error does not name the killed process: {outcome.message}")
     outcome = fork_case(on_two(bench, out, resume_from_checkpoint="last"), folder / "resumed")
-    if outcome.status and "start without --resume_from_checkpoint" in outcome.errors:
+    if outcome.status and "start without resume_from_checkpoint" in outcome.errors:
         outcome = fork_case(on_two(bench, out), folder / "again")
     if outcome.status:
         raise Failed(f"cannot resume: the next run ended with status {outcome.status}: {outcome.message}")

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import os
 import re
 import shutil
 import threading
@@ -73,6 +74,19 @@ def test_a_writer_replaces_what_it_wrote_and_nothing_else(tmp_path):
     with pytest.raises(FileExistsError), replacing(a, writer="one"):
         a.write_text("third")
     assert a.read_text() == "changed"
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_writer_that_was_killed_may_write_its_file_when_it_runs_again(tmp_path, monkeypatch, is_before):
+    file, replace = tmp_path / "a.json", os.replace
+    if os.fork() == 0:
+        monkeypatch.setattr(os, "replace", lambda *each: (is_before or replace(*each), os._exit(0)))
+        write_json(file, 1, writer="one")
+    assert os.wait()[1] == 0 and file.exists() != is_before
+    write_json(file, 2, writer="one")
+    assert file.read_text() == "2"
+    with pytest.raises(FileExistsError):
+        write_json(file, 3, writer="two")
 
 
 @pytest.mark.parametrize(

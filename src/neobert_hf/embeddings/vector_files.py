@@ -15,7 +15,7 @@ import torch
 
 from ..files.rows import SUFFIXES, read_text_column
 from ..files.texts import as_list, check_leaves_tokens, check_max_length
-from ..files.writing import check_target, replacing, writing
+from ..files.writing import check_target, writing
 from ..model.machine_neobert import best_dtype
 from ..runs import MINI_MODEL_PATH
 from .kept import Kept, is_kept
@@ -90,7 +90,7 @@ def embed_files(
 
     try:
         vectors = kept.vectors(texts, encode)
-        with replacing(target, writer=WRITER), writing(target) as handle:
+        with writing(target, writer=WRITER) as handle:
             _write(handle, target.suffix, texts, vectors)
     except BaseException:  # Ctrl-C too
         kept.save()

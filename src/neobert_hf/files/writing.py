@@ -24,6 +24,7 @@ UNCHANGED = "the previous content is unchanged"
 FULL = (errno.ENOSPC, errno.EDQUOT)  # full disk, exceeded quota
 NEARLY_FULL = 1 << 20  # free bytes, fewer than a write of torch.save needs
 LOCK_SECONDS = 2  # the child processes of a killed process end within this time
+ANOTHER_FILE = "name another file, or move this one away"
 WRITTEN = ".neobert_hf_written"  # beside the files of `replacing`: lines of JSON with name, writer and SHA-256
 
 
@@ -82,7 +83,7 @@ def _written(folder: Path) -> list[list[str]]:
 
 
 @contextmanager
-def replacing(*files: Path, writer: str, way_out: str = "name another file, or move this one away") -> Iterator[None]:
+def replacing(*files: Path, writer: str, way_out: str = ANOTHER_FILE) -> Iterator[None]:
     """Check files before the work that writes them, and note afterwards who wrote them; arguments are as of `check_target`.
 
     Raises:
@@ -95,10 +96,14 @@ def replacing(*files: Path, writer: str, way_out: str = "name another file, or m
         yield
     finally:  # what is there was written here, also by work that was interrupted
         for file in filter(Path.is_file, files):
-            line = [file.name, writer, file_hash(file)]
-            if line not in _written(file.parent):
-                with saving(file.parent / WRITTEN), (file.parent / WRITTEN).open("a", encoding="utf-8") as notes:
-                    notes.write(f"{json.dumps(line)}\n")
+            _note(file, writer, file_hash(file))
+
+
+def _note(file: Path, writer: str, digest: str) -> None:
+    line = [file.name, writer, digest]
+    if line not in _written(file.parent):
+        with saving(file.parent / WRITTEN), (file.parent / WRITTEN).open("a", encoding="utf-8") as notes:
+            notes.write(f"{json.dumps(line)}\n")
 
 
 @contextmanager
@@ -175,22 +180,29 @@ def new_folder(target: Path, hint: str = "nothing is left of it", **options: Any
 
 
 @contextmanager
-def writing(file: Path, hint: str = UNCHANGED) -> Iterator[BinaryIO]:
+def writing(file: Path, hint: str = UNCHANGED, *, writer: str | None = None, **options: Any) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `file` after a complete write, or is removed after an error.
 
     Args:
         file: Path to write.
         hint: End of an error message: what the user still has.
+        writer: What writes the file, as of `check_target`, if the place may hold a file of somebody else.
+        options: Other arguments of `check_target`.
 
     Raises:
+        FileExistsError: The file is there, and `writer` has not written it.
         OSError: The file cannot be written; the message names a full disk.
     """
+    if writer:
+        check_target(file, writer, **{"way_out": ANOTHER_FILE} | options)
     partial = file.with_name(f"{file.name}.{uuid.uuid4().hex}.part")
     try:
         with partial.open("wb") as handle:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
+        if writer:  # before: a process that is killed in between may replace the file when it runs again
+            _note(file, writer, file_hash(partial))
         os.replace(partial, file)
     except OSError as error:
         raise write_error(error, file, hint) from error
@@ -198,9 +210,9 @@ def writing(file: Path, hint: str = UNCHANGED) -> Iterator[BinaryIO]:
         partial.unlink(missing_ok=True)
 
 
-def write_json(file: Path, content: Any, hint: str = UNCHANGED) -> None:
+def write_json(file: Path, content: Any, hint: str = UNCHANGED, writer: str | None = None) -> None:
     """Write JSON atomically; arguments and errors are those of `writing`."""
-    with writing(file, hint) as handle:
+    with writing(file, hint, writer=writer) as handle:
         handle.write(json.dumps(content, indent=1).encode())
 
 

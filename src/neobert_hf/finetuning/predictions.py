@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 import pyarrow
 import pyarrow.parquet
 
-from ..files.writing import replacing, writing
+from ..files.writing import writing
 
 PREDICTION_FORMATS = (".csv", ".jsonl", ".parquet")
-PREDICTION = "prediction"  # for `replacing`
+PREDICTION = "prediction"  # of `check_target`
 PREDICTION_COLUMNS = ("prediction", "probability")  # what `Job.prediction_rows` adds to the columns of a file
 
 
@@ -39,7 +39,7 @@ def write_predictions(file: str | Path | None, rows: Sequence[dict], folder: str
     columns = dict.fromkeys(name for row in rows for name in row)
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with replacing(file, writer=PREDICTION), writing(file) as stream:
+        with writing(file, writer=PREDICTION) as stream:
             _write(file.suffix, stream, rows, columns)
     except (UnicodeError, pyarrow.ArrowException) as error:
         remedy = "a file .jsonl holds all values" if file.suffix != ".jsonl" else "correct it"

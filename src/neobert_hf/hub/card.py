@@ -17,9 +17,9 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from ..embeddings.models import is_head, read_kind, read_modules
 from ..files.texts import as_list, printable
 from ..files.trust import check_links, read_json
-from ..files.writing import replacing
+from ..files.writing import writing
 from ..runs.adapters import labels_of_adapter
-from ..runs.record import CARD_WRITER, MINI, RECORD, is_generated, origin_of
+from ..runs.record import CARD_IS_EDITED, CARD_WRITER, MINI, RECORD, is_generated, origin_of
 
 CARD = "README.md"
 UNKNOWN_LICENSE = "The licence is not known: ask the author before you use it."
@@ -137,8 +137,8 @@ def write_card(
     )
     if is_generated(folder / CARD):
         (folder / CARD).unlink()
-    with replacing(folder / CARD, writer=CARD_WRITER, way_out="move it away, and copy your words back afterwards"):
-        card.save(folder / CARD)
+    with writing(folder / CARD, writer=CARD_WRITER, way_out=CARD_IS_EDITED) as handle:
+        handle.write(str(card).encode())
     if example:
         line = f"{folder / CARD} shows a row of your data, {' | '.join(example)!r}; replace it if it must stay private"
         print(printable(line), flush=True)

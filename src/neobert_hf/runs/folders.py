@@ -14,7 +14,7 @@ from ..files.trust import MODEL_FILES
 from ..files.writing import WRITTEN, check_target, matches, only_writer, write_json
 from .arguments import ResumeArguments
 from .manifests import MANIFEST, STATE, UNFINISHED, check_checkpoint, numbered_checkpoints, read_json_object
-from .record import CARD_WRITER, is_generated
+from .record import CARD_IS_EDITED, CARD_WRITER, is_generated
 from .signals import SaveOnTerminate
 
 logger = logging.get_logger(__name__)
@@ -159,7 +159,7 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
     if checkpoint is not None and checkpoint.parent.resolve() == folder.resolve():
         card = folder / "README.md"  # if somebody has changed it since, this is said before the training
         if not is_generated(card):
-            check_target(card, CARD_WRITER, way_out="move it away, and copy your words back afterwards")
+            check_target(card, CARD_WRITER, way_out=CARD_IS_EDITED)
     elif held:
         raise FileExistsError(
             f"{folder} holds {held[0]}, which the trained model would replace; give another output_dir, or remove the file"
