@@ -1,6 +1,7 @@
 """What all jobs share as Python calls: columns of any kind, refusals, fits that fail or are repeated, resume, the record."""
 
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -80,6 +81,27 @@ def test_a_series_with_another_index_is_the_same_as_a_list(trained, start):
     job, columns = trained
     again = type(job)(start, 16).fit(*map(shuffled, columns), **FAST)
     assert again.predict(*map(shuffled, columns[:-1])) == job.predict(*columns[:-1])
+
+
+@pytest.mark.parametrize("job", COLUMNS)
+def test_a_job_that_is_not_verbose_tells_nothing_and_learns_the_same(start, tmp_path, capsys, job):
+    columns = COLUMNS[job]
+    longer = columns[-2] if job is Tagger else ["the fox red " * 9, *columns[-2][1:]]  # which is truncated
+    long = [*columns[:-2], longer, columns[-1]]
+    options = FAST | {"disable_tqdm": False, "logging_steps": 1}
+    told = job(start, 16).fit(*long, columns, **options)
+    assert capsys.readouterr().out
+    scores = told.evaluate(*long)
+    capsys.readouterr()
+    silent = job(start, 16, verbose=False).fit(*long, columns, **options)
+    assert silent.evaluate(*long) == scores
+    silent.save(tmp_path / "saved")
+    again = job(tmp_path / "saved", 16, verbose=False)
+    assert again.predict(*long[:-1]) == silent.predict(*long[:-1])
+    found = capsys.readouterr()
+    assert not found.out and not re.search(r"\d+%|it/s", found.err)
+    told.predict(*long[:-1])
+    assert job is not Classifier or "1 of 8 texts are truncated" in capsys.readouterr().out
 
 
 def test_a_full_disk_at_the_last_save_is_an_error_that_names_the_folder(trained, tmp_path):

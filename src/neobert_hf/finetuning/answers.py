@@ -11,6 +11,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
+from ..files.messages import say
 from ..runs import MINI_MODEL_PATH, FineTuningArguments
 from .job import Job, all_or_nothing
 from .questions import checked_answers
@@ -27,6 +28,7 @@ class QuestionAnswerer(Job):
         max_seq_length: Length of a window in tokens, with the question; at most that of the training, if the model is trained.
         stride: Tokens of the context that a window shares with the one before it; by default a quarter of a window.
         max_answer_tokens: Length of the longest answer.
+        verbose: Tell what `fit`, `evaluate`, `predict` and `save` find; False leaves warnings and errors only.
     """
 
     auto_class = AutoModelForQuestionAnswering
@@ -40,8 +42,9 @@ class QuestionAnswerer(Job):
         max_seq_length: int = 512,
         stride: int | None = None,
         max_answer_tokens: int = MAX_ANSWER_TOKENS,
+        verbose: bool = True,
     ):
-        super().__init__(model, max_seq_length)
+        super().__init__(model, max_seq_length, verbose)
         self.stride, self.max_answer_tokens = stride, max_answer_tokens
 
     def _identity(self) -> dict[str, Any]:
@@ -99,7 +102,7 @@ class QuestionAnswerer(Job):
             lost = sum(bool(found["text"]) and row not in whole for row, found in enumerate(answers))
             line = f"; {lost:,} of the answers are whole in no window, and are trained as none; give a larger stride"
             split = "training" if is_training else "validation"
-            print(f"{split}: {len(answers):,} questions, {len(windows):,} windows{line if lost else ''}", flush=True)
+            say(f"{split}: {len(answers):,} questions, {len(windows):,} windows{line if lost else ''}")
         return windows
 
     def _outputs(self, rows: Dataset, logits: tuple[np.ndarray, np.ndarray], inputs: Sequence) -> list[dict]:

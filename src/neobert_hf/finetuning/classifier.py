@@ -33,12 +33,13 @@ from transformers import (
     Trainer,
 )
 
+from ..files.messages import say
 from ..files.texts import beginning
 from ..files.writing import writing
 from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
 from ..runs.adapters import labels_of_adapter
 from .head import fit_linear, inputs_of_last_layer, last_layer
-from .job import Job, all_or_nothing, print_report
+from .job import Job, all_or_nothing
 from .rows import as_list, check_known, given_names
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, one_or_pair, text_classes
 
@@ -64,6 +65,7 @@ class Classifier(Job):
         adapter: As of `lora_config`; `fit` then trains an adapter and not the model.
         head_first: Whether `fit` begins with the last layer alone, on the vectors of the frozen encoder, see `fit_linear`. None
             does so for a new classifier with fewer than 100 rows of each class, and fewer than 2,000 in all.
+        verbose: Tell what `fit`, `evaluate`, `predict` and `save` find; False leaves warnings and errors only.
     """
 
     auto_class = AutoModelForSequenceClassification
@@ -77,8 +79,9 @@ class Classifier(Job):
         classifier_pooling: str | None = None,
         adapter: LoraConfig | None = None,
         head_first: bool | None = None,
+        verbose: bool = True,
     ):
-        super().__init__(model, max_seq_length)
+        super().__init__(model, max_seq_length, verbose)
         if adapter and classifier_pooling:  # its folder has no config of the model
             found = f"classifier_pooling={classifier_pooling!r}"
             raise ValueError(f"{found}, but an adapter keeps that of its base; omit it")
@@ -110,7 +113,8 @@ class Classifier(Job):
             from peft import get_peft_model
 
             model = get_peft_model(model, copy.deepcopy(self.adapter))  # PEFT writes into it
-            model.print_trainable_parameters()
+            if self.verbose:
+                model.print_trainable_parameters()
         return model
 
     def _default_pooling(self) -> str | None:
@@ -300,7 +304,7 @@ class Classifier(Job):
         labels, predicted = self.encode(labels), decisions(self.problem_type, outputs)
         numbers = range(len(self.classes))
         options = {"labels": numbers, "target_names": self.classes, "zero_division": 0, "digits": 3}
-        print_report(classification_report(labels, predicted, **options))
+        say(classification_report(labels, predicted, **options))
         if self.problem_type == SINGLE and len(numbers) <= MOST_CLASSES:
             matrix = confusion_matrix(labels, predicted, labels=numbers)
             draw_matrix(matrix, self.classes, picture)

@@ -22,12 +22,13 @@ from transformers.hf_argparser import HfArg
 
 from ..embeddings import open_embedding_model
 from ..embeddings.models import HEAD, has_head, num_truncated
-from ..files.texts import beginning, printable
+from ..files.messages import say
+from ..files.texts import beginning
 from ..files.writing import content_hash
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, curve_of, lock_run, train_or_resume
 from .classifier import Classifier
 from .head import choose_strength, fit_linear
-from .job import all_or_nothing, check_finite, training_arguments
+from .job import all_or_nothing, check_finite, told, training_arguments
 from .rows import Checked, given_names
 from .texts import SINGLE, LabelledTextArguments, text_classes
 
@@ -69,10 +70,11 @@ class FewShotClassifier(Classifier):
     Args:
         model: Folder or id on the Hub: of a NeoBERT, of an embedding model, or of a model that `save` wrote.
         max_seq_length: Length in tokens at which the texts of a training are cut.
+        verbose: Tell what `fit`, `evaluate`, `predict` and `save` find; False leaves warnings and errors only.
     """
 
-    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 128):
-        super().__init__(model, max_seq_length)
+    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 128, verbose: bool = True):
+        super().__init__(model, max_seq_length, verbose=verbose)
         self._encoder = self._load_new()
 
     def _load_new(self) -> SentenceTransformer:
@@ -135,7 +137,7 @@ class FewShotClassifier(Classifier):
             chosen = draw_examples(numbers, examples_per_class, training.seed)
             examples = {"text": [texts[i] for i in chosen], "label": [numbers[i] for i in chosen]}
             line = f"{len(chosen)} examples of {len(self._names)} classes: {', '.join(self._names)}"
-            print(printable(line), flush=True)
+            say(line)
             model.max_seq_length = self.tokenizer.model_max_length = self.max_seq_length
             self._num_truncated = num_truncated(model, examples["text"])
             self._say_truncated(len(chosen), "training")
@@ -153,7 +155,9 @@ class FewShotClassifier(Classifier):
 
             def make_trainer(_: Path | None) -> FewShotTrainer:
                 rows = Dataset.from_dict(examples)
-                return FewShotTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model))
+                return self._quieted(
+                    FewShotTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model))
+                )
 
             run = {"job": "few examples", "model": self.source, "classes": self._names, "rows": content_hash(examples)}
             run |= {"max_seq_length": self.max_seq_length} | curve_of(training)
@@ -164,6 +168,7 @@ class FewShotClassifier(Classifier):
             self._end_fit([examples["text"]], validation, training)
         return self
 
+    @told
     def outputs(self, texts: Sequence[str], training: FineTuningArguments | None = None) -> np.ndarray:
         """Return (N, C) logits of N texts.
 

@@ -14,12 +14,23 @@ from typing import Any
 
 import numpy as np
 from accelerate import PartialState
-from datasets import Dataset
-from transformers import AutoConfig, IntervalStrategy, PretrainedConfig, PreTrainedModel, Trainer, set_seed
+from datasets import Dataset, disable_progress_bars
+from transformers import (
+    AutoConfig,
+    IntervalStrategy,
+    PretrainedConfig,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    set_seed,
+)
 from transformers.tokenization_utils_base import LARGE_INTEGER
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from transformers.utils import logging
 
 from ..embeddings.models import replaceable_files
-from ..files.texts import check_leaves_tokens, check_max_length, printable
+from ..files import messages
+from ..files.texts import check_leaves_tokens, check_max_length
 from ..files.trust import load_tokenizer, read_json
 from ..files.writing import check_target, content_hash, replacing, saving, vacated, write_json
 from ..runs import (
@@ -67,9 +78,21 @@ def all_or_nothing(fit: Callable) -> Callable:
         new = copy.copy(job)
         new.tokenizer = copy.deepcopy(job.tokenizer)  # a fit sets its length
         new._begin()
-        fit(new, *columns, **options)
+        with messages.silence(not job.verbose):
+            fit(new, *columns, **options)
         vars(job).update(vars(new))
         return job
+
+    return wrapped
+
+
+def told(method: Callable) -> Callable:
+    """Let a method of a job tell nothing if the job is not verbose."""
+
+    @wraps(method)
+    def wrapped(job: Job, *arguments, **options) -> Any:
+        with messages.silence(not job.verbose):
+            return method(job, *arguments, **options)
 
     return wrapped
 
@@ -83,6 +106,7 @@ class Job(ABC):
     Args:
         model: Folder or id on the Hub: of an encoder, or of a model that was trained for this job.
         max_seq_length: Length in tokens of a training. A trained model keeps its own.
+        verbose: Tell what `fit`, `evaluate`, `predict` and `save` find; False leaves warnings and errors only.
     """
 
     auto_class: type  # of transformers
@@ -93,8 +117,12 @@ class Job(ABC):
     adapter: Any = None  # configuration of LoRA
     problem_type: str | None = None  # of texts, as in the config of a model
 
-    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512):
+    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512, verbose: bool = True):
         check_leaves_tokens(max_seq_length)
+        self.verbose = verbose
+        if not verbose:  # for the whole process, as `disable_tqdm` does
+            logging.disable_progress_bar()
+            disable_progress_bars()
         self.source, self.max_seq_length = str(model), max_seq_length
         self.tokenizer = load_tokenizer(self.source)
         if self.tokenizer.model_max_length > LARGE_INTEGER:
@@ -138,7 +166,7 @@ class Job(ABC):
         _ = self.classes  # an error if it is not trained
         if self._trainer is None:
             with training_arguments(training, {}) as training:
-                self._trainer = self._trainer_for(self._load_trained(), training)
+                self._trainer = self._quieted(self._trainer_for(self._load_trained(), training))
         return self._trainer
 
     def _read_labels(self) -> None:
@@ -211,6 +239,13 @@ class Job(ABC):
     def _trainer_for(self, model: PreTrainedModel, training: FineTuningArguments, **options) -> Trainer:
         return CheckedCheckpoints(model, training, processing_class=self.tokenizer, **options)
 
+    def _quieted(self, trainer: Trainer) -> Trainer:
+        """The trainer, without the lines and the bar of transformers if the job is not verbose."""
+        if not self.verbose:
+            trainer.remove_callback(PrinterCallback)
+            trainer.remove_callback(DEFAULT_PROGRESS_CALLBACK)
+        return trainer
+
     def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: tuple) -> dict[str, float]:
         return self.metrics(self._outputs(rows, found.predictions, validation[:-1]), validation[-1])
 
@@ -243,7 +278,7 @@ class Job(ABC):
                 model = self._load_new()
                 training.choose_learning_rate(model.config, self._learning_rate(model.config))
                 training.choose_epochs(EPOCHS_OF_FEW if self._has_few(len(columns[0])) else EPOCHS)
-                trainer = self._trainer_for(model, training, **rows)
+                trainer = self._quieted(self._trainer_for(model, training, **rows))
                 if checkpoint is None:
                     self._before_training(trainer)
                 return trainer
@@ -289,6 +324,7 @@ class Job(ABC):
         elif self._num_truncated:
             say(f"{fact}; {remedy}")
 
+    @told
     def outputs(self, *inputs, training: FineTuningArguments | None = None) -> Any:
         """Return what the model says of inputs: logits, or answers.
 
@@ -331,14 +367,14 @@ class Job(ABC):
     def _report(self, outputs: Any, labels: list | None, split: str, folder: str | Path) -> None:
         """Print the metrics of a split beside those of the trivial answer, and write them to a file of the folder."""
         if labels is None:
-            print(f"the {split} rows have no labels, so there are no metrics", flush=True)
+            messages.say(f"the {split} rows have no labels, so there are no metrics")
             return
         found, (trivial, answer) = self.metrics(outputs, labels), self._trivial(labels)
         base = self.metrics(trivial, labels)
         self._scores_of[split] = {"metrics": found, "trivial": base}
         if self._trainer is None or self._trainer.is_world_process_zero():
             scores = ", ".join(f"{name} {value:.4f} ({base[name]:.4f})" for name, value in found.items())
-            print(printable(f"{split}: {scores}; in brackets that of the trivial answer, {answer}"), flush=True)
+            messages.say(f"{split}: {scores}; in brackets that of the trivial answer, {answer}")
             folder, prefix = Path(folder), {"validation": "eval"}.get(split, split)
             folder.mkdir(parents=True, exist_ok=True)
             results, picture = folder / f"{prefix}_results.json", folder / f"confusion_matrix_{split}.png"
@@ -368,6 +404,7 @@ class Job(ABC):
     def _report_classes(self, outputs: Any, labels: list, picture: Path) -> None:  # noqa: B027  (may be nothing)
         """Print what a job says of each class, and perhaps draw it."""
 
+    @told
     def predict_rows(
         self, data: LabelledRows, training: FineTuningArguments, file: str | None = None, **options
     ) -> None:
@@ -394,7 +431,7 @@ class Job(ABC):
         self._count_seen(inputs, "test")
         counted = [i for i, label in enumerate(labels or ()) if label is not None]
         if training.should_save and (line := data.not_counted(len(counted))):
-            print(printable(line), flush=True)
+            messages.say(line)
         if counted or not data.test_faults:
             of_counted = outputs[counted] if isinstance(outputs, np.ndarray) else [outputs[i] for i in counted]
             self._report(of_counted, [labels[i] for i in counted] or None, "test", folder)
@@ -404,6 +441,7 @@ class Job(ABC):
             rows = self.prediction_rows(outputs, answered, **options)
             write_predictions(file, data.with_empty(rows), folder)
 
+    @told
     def save(self, folder: str | Path, data: LabelledRows | None = None, overwrite: bool = False) -> None:
         """Write the model, its tokenizer, and the record of its training, from which its card is made.
 
@@ -459,17 +497,12 @@ def names_of_worse(found: Mapping[str, float], trivial: Mapping[str, float]) -> 
 
 
 def say(line: str) -> None:
-    """Print a line, in the first process only."""
+    """Tell a line, in the first process only."""
     if PartialState().is_main_process:
-        print(printable(line), flush=True)
+        messages.say(line)
 
 
 def check_finite(outputs: Any) -> None:
     """Raise FloatingPointError if an output is not finite: an item of an array or of a list of arrays, or a score."""
     if not all(np.isfinite(part["score"] if isinstance(part, dict) else part).all() for part in outputs):
         raise FloatingPointError("a prediction is not finite; the model has diverged, lower the learning_rate")
-
-
-def print_report(text: str) -> None:
-    """Print a table whose rows have the names of classes, which come from files."""
-    print(*map(printable, text.split("\n")), sep="\n", flush=True)

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import pyarrow
 import pyarrow.parquet
 
+from ..files.messages import say
 from ..files.writing import writing
 
 PREDICTION_FORMATS = (".csv", ".jsonl", ".parquet")
@@ -44,7 +45,7 @@ def write_predictions(file: str | Path | None, rows: Sequence[dict], folder: str
     except (UnicodeError, pyarrow.ArrowException) as error:
         remedy = "a file .jsonl holds all values" if file.suffix != ".jsonl" else "correct it"
         raise ValueError(f"{file} cannot hold a value of the rows ({error}); {remedy}") from error
-    print(f"wrote {len(rows)} predictions to {file}", flush=True)
+    say(f"wrote {len(rows)} predictions to {file}")
 
 
 def _write(suffix: str, stream: BinaryIO, rows: Sequence[dict], columns: Iterable[str]) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from datasets import ClassLabel, load_dataset
 from transformers.hf_argparser import HfArg
 
+from ..files.messages import say
 from ..files.rows import SHOWN, Fault, Faults, checked_text, read_rows, trimmed
-from ..files.texts import printable
 from ..files.writing import check_target
 from .predictions import PREDICTION, PREDICTION_COLUMNS, PREDICTION_FORMATS
 
@@ -253,7 +253,7 @@ def _judge(faults: Faults, num_good: int, skip: bool) -> None:
     if not skip:
         verb = "has a fault" if len(faults) == 1 else "have faults"
         raise ValueError(f"{count} {verb}: {shown}; correct or remove them, or leave them out by skip_bad_rows")
-    print(printable(f"left out {count}: {shown}"), flush=True)
+    say(f"left out {count}: {shown}")
 
 
 def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict, list[str] | None]:
@@ -383,7 +383,7 @@ def class_names(labels: Sequence[str], names: Sequence[str] | None = None, hint:
 def warn(what: str, examples: Sequence[str], remedy: str = "") -> None:
     """Print one line about the training rows, with the first of the examples, if there are any."""
     if examples:
-        print(printable(f"warning: {what}: {_first_of(examples)}{remedy and '; '}{remedy}"), flush=True)
+        say(f"warning: {what}: {_first_of(examples)}{remedy and '; '}{remedy}")
 
 
 def _number_or_text(label: str) -> tuple:

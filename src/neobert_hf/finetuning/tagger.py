@@ -24,8 +24,9 @@ from transformers import (
     Trainer,
 )
 
+from ..files.messages import say
 from ..runs import MINI_MODEL_PATH, FineTuningArguments
-from .job import Job, all_or_nothing, print_report
+from .job import Job, all_or_nothing
 from .rows import check_known, given_names
 from .words import checked_tags, checked_words, from_iob2, iob2_names, is_iob, tag_names, tag_scheme, to_iob2
 
@@ -44,6 +45,7 @@ class Tagger(Job):
     Args:
         model: Folder or id on the Hub: of an encoder, or of a trained tagger.
         max_seq_length: Length in tokens of a window; at most that of the training, if the model is trained.
+        verbose: Tell what `fit`, `evaluate`, `predict` and `save` find; False leaves warnings and errors only.
     """
 
     auto_class = AutoModelForTokenClassification
@@ -51,8 +53,8 @@ class Tagger(Job):
     column_names = ("words", "tags")
     best_metric = None  # F1, also of few rows: the loss is smallest long before F1 is best
 
-    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512):
-        super().__init__(model, max_seq_length)
+    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512, verbose: bool = True):
+        super().__init__(model, max_seq_length, verbose)
         # RoBERTa's class in transformers 4 demands it; `_tokenize` adds the spaces
         self.tokenizer.add_prefix_space = True
         self.tokenizer.padding_side = "right"  # so the logits of a window begin at its first token
@@ -166,7 +168,7 @@ class Tagger(Job):
 
     def _report_classes(self, outputs: list[np.ndarray], labels: list[list[str]], picture: Path) -> None:
         """Print precision, recall and F1 of each kind."""
-        print_report(tag_report(to_iob2(labels, self.classes), self._tags(outputs)))
+        say(tag_report(to_iob2(labels, self.classes), self._tags(outputs)))
 
     def prediction_rows(self, outputs: list[np.ndarray], rows: list[dict]) -> list[dict[str, Any]]:
         """Return rows with `prediction`, a tag for each word, and `probability`, that of each tag."""

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from transformers.hf_argparser import HfArg
 
+from ..files.messages import say
 from ..files.rows import trimmed
 from .rows import (
     Columns,
@@ -216,10 +217,10 @@ def kind_of(labels: Sequence[str | list[str]]) -> str:
         return SINGLE
     found = f"labels: numbers from {min(numbers):g} to {max(numbers):g}"
     if not all(number.is_integer() for number in numbers):
-        print(f"{found} with fractions, so this is a regression; problem_type={SINGLE} makes classes", flush=True)
+        say(f"{found} with fractions, so this is a regression; problem_type={SINGLE} makes classes")
         return REGRESSION
     if len(counts) > 2:
-        print(f"{found}, taken as {len(counts)} classes; problem_type={REGRESSION} predicts numbers", flush=True)
+        say(f"{found}, taken as {len(counts)} classes; problem_type={REGRESSION} predicts numbers")
     return SINGLE
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers.hf_argparser import HfArg
 
+from ..files.messages import say
 from ..files.rows import COMPRESSIONS, Fault, Faults, checked_text, read_lines, read_rows
 from .rows import (
     Columns,
@@ -85,7 +86,7 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Any = 
         tags = [tag for *_, tags in splits["train"] for tag in tags]
         names = tag_names(tags, hub_names)
         if scheme := tag_scheme(tags):
-            print(f"tags of {scheme}: the model learns B- and I-, for pipelines; predictions are {scheme}", flush=True)
+            say(f"tags of {scheme}: the model learns B- and I-, for pipelines; predictions are {scheme}")
     known = dict.fromkeys(names)
     settle(splits, lambda tags: check_known(*to_iob2([tags], known), known) or tags)
     hold_out(splits, seed)

@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, TrainingArguments
 from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
+from ..files.messages import say
 from ..model.machine_neobert import best_dtype
 
 EPOCHS, EPOCHS_OF_FEW = 3, 10
@@ -119,14 +120,14 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
         """Take a rate, `default_learning_rate` by default, and print it, unless the user gave one."""
         if self.learning_rate is None:
             self.learning_rate = rate or default_learning_rate(config)
-            print(f"learning_rate={self.learning_rate:g} for hidden_size={config.hidden_size}", flush=True)
+            say(f"learning_rate={self.learning_rate:g} for hidden_size={config.hidden_size}")
 
     def choose_epochs(self, number: int) -> None:
         """Take a number of epochs, and print it if it is not the usual 3, unless the user gave one."""
         if not self.num_train_epochs:
             self.num_train_epochs = number
             if number != EPOCHS and self.max_steps <= 0:
-                print(f"num_train_epochs={number} for few rows", flush=True)
+                say(f"num_train_epochs={number} for few rows")
 
     def choose_metric(self, num_rows: int, name: str = "f1") -> None:
         """Choose the metric that chooses the best epoch, unless one was given.
@@ -140,7 +141,7 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
         self.metric_for_best_model = name if num_rows >= FEW_ROWS else "loss"
         self.greater_is_better = is_best_if_large(self.metric_for_best_model)
         if num_rows < FEW_ROWS:
-            print(f"the loss chooses the best epoch: {num_rows} validation rows are too few for {name}", flush=True)
+            say(f"the loss chooses the best epoch: {num_rows} validation rows are too few for {name}")
 
 
 def is_best_if_large(metric: str) -> bool:
