@@ -44,8 +44,8 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
     classifier = Classifier(model, length, arguments.classifier_pooling, head_first=arguments.head_first)
     rows = read_labelled_texts(arguments, training.seed, classifier)
     if rows.train:
-        labels = {"classes": rows.classes, "problem_type": rows.problem_type}
-        classifier.fit(*rows.train, rows.validation, training, **labels)
+        options = {"classes": rows.classes, "problem_type": rows.problem_type, "is_held_out": rows.is_held_out}
+        classifier.fit(*rows.train, rows.validation, training, **options)
         classifier.save(training.output_dir, rows)
     if rows.test:
         options = {"separator": arguments.label_separator}

@@ -170,8 +170,9 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint_with_the_same_rows_an
 def test_ctrl_c_saves_a_checkpoint_from_which_the_run_resumes_to_the_same_weights(model_folder, tmp_path, monkeypatch):
     """The best checkpoint is an older one; Trainer would keep only that."""
     texts = [{"text": " ".join(WORDS[i : i + 4]), "label": "AB"[i % 2]} for i in range(12)] * 7
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
-    options = ["--num_train_epochs", "3", "--learning_rate", "3e-4"]  # five steps in an epoch
+    jsonl(tmp_path / "train.jsonl", texts[:76])  # five steps in an epoch
+    jsonl(tmp_path / "other.jsonl", [row | {"label": "AB"[row["label"] == "A"]} for row in texts[76:]])  # never learned
+    options = ["--num_train_epochs", "3", "--learning_rate", "3e-4", "--validation_file", tmp_path / "other.jsonl"]
     whole, parts = (command(model_folder, tmp_path / "train.jsonl", tmp_path / name, *options) for name in "ab")
     run_main(finetune_classifier, *whole)
     step, steps = Trainer.training_step, []

@@ -139,6 +139,19 @@ def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
     assert not list((tmp_path / "evaluated").glob("*.safetensors"))
 
 
+def test_all_of_few_rows_are_trained_on_and_a_cross_validation_gives_the_metrics(model_folder, tmp_path):
+    rows = [{"text": text, "label": ("no", "yes")["red" in text]} for text in texts(60)]
+    train = write_csv(tmp_path / "train.csv", rows)
+    printed, metrics = run(model_folder, tmp_path / "out", "--train_file", train)
+    record = json.loads((tmp_path / "out/training.json").read_text())
+    assert "60 rows are few: all of them are trained on" in printed and record["rows"] == {"train.csv": 60}
+    (scores,) = record["scores"]
+    assert (scores["dataset"], scores["split"]) == ("train.csv", "cross-validation")
+    assert 0.7 < metrics["eval_accuracy"] == scores["metrics"]["accuracy"] <= 1
+    printed, metrics = run(model_folder, tmp_path / "other", "--train_file", train, "--validation_file", train)
+    assert "validation: accuracy" in printed and "are few: all" not in printed
+
+
 def test_the_pooling_is_an_option_that_the_saved_model_keeps(model_folder, tokenizer, tmp_path):
     rows = [{"text": text, "label": "red" if "red" in text else "none"} for text in texts(300)]
     train = write_csv(tmp_path / "train.csv", rows)

@@ -6,6 +6,7 @@ import torch
 from datasets import Dataset
 from scipy.special import expit, softmax
 from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -13,7 +14,7 @@ from transformers import BatchEncoding
 
 from neobert_hf import NeoBERTForSequenceClassification
 from neobert_hf.finetuning import Classifier
-from neobert_hf.finetuning.head import choose_strength, fit_linear, inputs_of_last_layer
+from neobert_hf.finetuning.head import choose_strength, cross_validated, fit_linear, inputs_of_last_layer
 from neobert_hf.finetuning.texts import MULTI, REGRESSION, SINGLE
 
 NOISE = np.random.default_rng(0)
@@ -47,6 +48,15 @@ def test_numbers_are_those_of_a_ridge_regression():
     oracle = scaled(RidgeCV(np.logspace(-1, 5, 7))).fit(VECTORS, numbers)
     weight, bias = fit_linear(VECTORS, numbers, 1, REGRESSION)
     np.testing.assert_allclose((VECTORS @ weight.numpy().T + bias.numpy())[:, 0], oracle.predict(VECTORS), atol=1e-3)
+
+
+def test_the_logits_of_a_cross_validation_are_those_of_scikit_learn_also_with_a_rare_class():
+    folds = StratifiedKFold(5, shuffle=True, random_state=0)
+    oracle = scaled(LogisticRegression(C=0.1, max_iter=1000))
+    wanted = cross_val_predict(oracle, VECTORS, CLASSES, cv=folds, method="predict_proba")
+    np.testing.assert_allclose(softmax(cross_validated(VECTORS, CLASSES, 3, 0.1), -1), wanted, atol=1e-4)
+    rare = np.array([3, *CLASSES[1:]])
+    assert (softmax(cross_validated(VECTORS, rare, 4, 0.1), -1)[:, 3] < 0.1).all()
 
 
 def test_classes_that_no_row_or_every_row_has_are_improbable_or_probable():

@@ -313,13 +313,33 @@ def warn_of_truncated(model: SentenceTransformer | CrossEncoder, what: str, inpu
         logger.warning(f"{printable(what)}: {fact} {longest_input(model)} tokens; give shorter ones or max_seq_length")
 
 
+def role_of(folder: Path, config: PretrainedConfig | None) -> Literal["embedding", "classes", "score"] | None:
+    """Return what the model of a folder gives for a text; None for a model of transformers alone.
+
+    Args:
+        folder: The folder.
+        config: Config of its encoder.
+
+    Raises:
+        ValueError: A JSON file of the folder is damaged.
+    """
+    kind, modules = read_kind(folder), read_modules(folder)
+    if kind == "CrossEncoder":
+        return "score" if config.num_labels == 1 else "classes"
+    if not modules:
+        return "embedding" if kind else None
+    file = folder / modules[-1][0] / "config.json"
+    names = [(each.get("name", ""), each["type"].rpartition(".")[2]) for each in read_json(folder / "modules.json")]
+    return "classes" if _is_head(names, read_json(file) if file.is_file() else {}, config) else "embedding"
+
+
 def has_head(model: SentenceTransformer) -> bool:
     """Whether a model ends with a layer of classes, which are those of its config: `encode` returns their logits."""
     modules = [(name, type(module).__name__) for name, module in model.named_children()]
-    return is_head(modules, getattr(model[-1], "get_config_dict", dict)(), getattr(model[0], "config", None))
+    return _is_head(modules, getattr(model[-1], "get_config_dict", dict)(), getattr(model[0], "config", None))
 
 
-def is_head(modules: Sequence[tuple[str, str]], settings: Mapping, config: PretrainedConfig | None) -> bool:
+def _is_head(modules: Sequence[tuple[str, str]], settings: Mapping, config: PretrainedConfig | None) -> bool:
     """Whether the last module of a model is a layer of classes. Its name says it, which every save keeps.
 
     Earlier versions of this library gave it a number. Then it is a Dense without activation behind a Normalize, with an output

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import get_logger
 
-from ..embeddings.models import SETTINGS, check_modules, has_head, read_modules
+from ..embeddings.models import SETTINGS, check_modules, read_modules, role_of
 from ..files.texts import printable
 from ..files.trust import (
     check_links,
@@ -179,7 +179,7 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
         task = _saved_task(folder, read_config(folder))
     if task == EMBEDDING or (is_chain and task in (None, CLASSIFICATION)):
         chain = _load_chain(folder, kind, task)
-        has_classes = kind == "CrossEncoder" or has_head(chain)
+        has_classes = role_of(folder, chain[0].config) in ("classes", "score")
         if task == CLASSIFICATION and not has_classes:
             raise ValueError(
                 f"{folder} holds an embedding model without classes; leave out task, or export a classifier"

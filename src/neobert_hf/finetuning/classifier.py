@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,9 @@ from ..files.texts import beginning
 from ..files.writing import writing
 from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
 from ..runs.adapters import labels_of_adapter
-from .head import fit_linear, inputs_of_last_layer, last_layer
-from .job import Job, all_or_nothing
+from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
+from .head import WEAK, choose_strength, cross_validated, fit_linear, inputs_of_last_layer, last_layer
+from .job import CROSS_VALIDATION, Job, all_or_nothing
 from .rows import as_list, check_known, given_names
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, one_or_pair, text_classes
 
@@ -86,7 +88,8 @@ class Classifier(Job):
             found = f"classifier_pooling={classifier_pooling!r}"
             raise ValueError(f"{found}, but an adapter keeps that of its base; omit it")
         self.classifier_pooling, self.adapter, self.problem_type = classifier_pooling, adapter, None
-        self.head_first, self._is_head_first = head_first, False
+        self.head_first, self._is_head_first, self._is_short = head_first, False, False
+        self._crossed: list[str] | None = None  # labels of a cross-validation, if it gives the metrics
         self._is_adapter = Path(self.source, "adapter_config.json").is_file()
 
     def _read_labels(self) -> None:
@@ -125,8 +128,10 @@ class Classifier(Job):
     def _learning_rate(self, config: PretrainedConfig) -> float:
         return super()._learning_rate(config) * (10 if self.adapter else 1)
 
-    def _has_few(self, num_rows: int) -> bool:
-        return self._is_head_first
+    def _num_epochs(self, num_rows: int) -> int:
+        if self._is_short:
+            return max(4, min(EPOCHS_OF_FEW, 2500 // num_rows))
+        return EPOCHS_OF_FEW if self._is_head_first else EPOCHS
 
     def _identity(self) -> dict[str, Any]:
         found = {"problem_type": self.problem_type, "classifier_pooling": self.classifier_pooling}
@@ -152,6 +157,7 @@ class Classifier(Job):
         *,
         classes: Sequence[str] | None = None,
         problem_type: str = "auto",
+        is_held_out: bool = False,
         **options,
     ) -> Classifier:
         """Train on texts and labels.
@@ -163,6 +169,9 @@ class Classifier(Job):
             training: Training arguments; their folder gets checkpoints, and the metrics.
             classes: Names of the classes in the order of the logits; by default the sorted labels.
             problem_type: As in the config of a model; "auto" decides by the labels as `kind_of` does.
+            is_held_out: Whether the validation rows are training rows that a reader held out. If the training begins with the
+                last layer, and a row has one class, they are trained on too. A cross-validation of the last layer on the vectors
+                of the frozen encoder then gives the metrics.
             options: Training arguments by name, instead of `training`. Without `output_dir`, no file stays.
 
         Raises:
@@ -196,6 +205,13 @@ class Classifier(Job):
         is_new = not self._is_trained(config) or config.num_labels != len(self._names)
         is_few = len(texts) < min(FEW_TEXTS, FEW_OF_CLASS * len(self._names)) and kind != REGRESSION
         self._is_head_first = is_new and is_few if self.head_first is None else self.head_first
+        # larger models, and adapters, were not compared
+        self._is_short = self._is_head_first and kind == SINGLE and not self.adapter and config.hidden_size <= 384
+        self._crossed = None
+        if is_held_out and self._is_head_first and kind == SINGLE and num_repeated(labels) > 1:
+            texts, labels = (a + b for a, b in zip((texts, labels), self._columns(*validation)))
+            self._crossed, validation = labels, None
+            say(f"{len(texts)} rows are few: all of them are trained on, and a {CROSS_VALIDATION} gives the metrics")
         self._fit((texts, labels), validation, training, options)
         return self
 
@@ -251,14 +267,21 @@ class Classifier(Job):
         labels = np.array(rows["label"])
         inputs = rows.select_columns([name for name in self.tokenizer.model_input_names if name in rows.column_names])
         vectors = inputs_of_last_layer(model, inputs, trainer.data_collator, trainer.args.eval_batch_size)
-        layer = last_layer(model)
-        weight, bias = fit_linear(vectors, labels, layer.out_features, self.problem_type)
+        layer, kind = last_layer(model), self.problem_type
+        strength = None if kind == REGRESSION else choose_strength(vectors, labels, kind)
+        if strength and self._crossed:
+            self._crossed_logits = cross_validated(vectors, labels, layer.out_features, strength)
+        if strength and self._is_short:
+            strength = min(strength, WEAK)
+        weight, bias = fit_linear(vectors, labels, layer.out_features, kind, strength)
         with no_grad():
             layer.weight.copy_(weight)
             layer.bias.copy_(bias)
 
     def _after_training(self) -> None:
-        """Let the last layer of a regression predict numbers in the unit of the labels."""
+        """Let the last layer of a regression predict numbers in the unit of the labels; report on a cross-validation."""
+        if self._crossed:
+            self._report(self._crossed_logits, self._crossed, CROSS_VALIDATION, self._trainer.args.output_dir)
         if self.problem_type != REGRESSION:
             return
         last = last_layer(self.model)
@@ -342,6 +365,11 @@ class Classifier(Job):
         if not hasattr(self.model, "merge_and_unload"):
             raise ValueError(f"{self.source} has no adapter to merge; call fit with adapter=..., or open its folder")
         self._trainer.model, self.adapter = self.model.merge_and_unload(), None
+
+
+def num_repeated(labels: Sequence[str]) -> int:
+    """Return the number of labels that two rows at least have."""
+    return sum(count > 1 for count in Counter(labels).values())
 
 
 def are_truncated(tokens: BatchEncoding, limit: int) -> list[bool]:

@@ -136,8 +136,7 @@ class FewShotClassifier(Classifier):
         with training_arguments(training, options, kind=FewShotTrainingArguments) as training:
             chosen = draw_examples(numbers, examples_per_class, training.seed)
             examples = {"text": [texts[i] for i in chosen], "label": [numbers[i] for i in chosen]}
-            line = f"{len(chosen)} examples of {len(self._names)} classes: {', '.join(self._names)}"
-            say(line)
+            say(f"{len(chosen)} examples of {len(self._names)} classes: {', '.join(self._names)}")
             model.max_seq_length = self.tokenizer.model_max_length = self.max_seq_length
             self._num_truncated = num_truncated(model, examples["text"])
             self._say_truncated(len(chosen), "training")

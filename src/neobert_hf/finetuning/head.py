@@ -17,10 +17,11 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from .texts import MULTI, REGRESSION
+from .texts import MULTI, REGRESSION, SINGLE
 
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)  # C of the logistic regression, on features of deviation 1
 DEFAULT_STRENGTH = 0.1  # if there are too few rows to compare
+WEAK = 0.01  # C of a layer whose encoder is trained afterwards: a loss of nearly zero would teach it nothing
 NUM_FOLDS = 3
 
 
@@ -110,6 +111,25 @@ def fit_linear(
     weight /= scaler.scale_
     bias -= weight @ scaler.mean_
     return torch.tensor(weight, dtype=torch.float32), torch.tensor(bias, dtype=torch.float32)
+
+
+def cross_validated(vectors: np.ndarray, labels: np.ndarray, num_outputs: int, strength: float) -> np.ndarray:
+    """Return the logits (N, C) of N rows, each by a layer that `fit_linear` fits on the rows of four other folds.
+
+    Args:
+        vectors: (N, D) of the rows.
+        labels: (N,) class ids, of which two at least have two rows.
+        num_outputs: Number of logits.
+        strength: C of the logistic regressions.
+    """
+    logits = np.zeros((len(vectors), num_outputs), np.float32)
+    folds = StratifiedKFold(min(5, np.bincount(labels).max()), shuffle=True, random_state=0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The least populated class")
+        for others, fold in folds.split(vectors, labels):
+            weight, bias = fit_linear(vectors[others], labels[others], num_outputs, SINGLE, strength)
+            logits[fold] = vectors[fold] @ weight.numpy().T + bias.numpy()
+    return logits
 
 
 def _regression(strength: float = DEFAULT_STRENGTH) -> LogisticRegression:

@@ -43,13 +43,14 @@ from ..runs import (
     train_or_resume,
     write_record,
 )
-from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW, is_best_if_large
+from ..runs.arguments import EPOCHS, is_best_if_large
 from ..runs.folders import RESULTS, RUN, TRAINING_FILES
 from ..runs.manifests import what_is_left
 from ..runs.record import origin_of
 from .predictions import PREDICTION, write_predictions
 from .rows import Checked, LabelledRows
 
+CROSS_VALIDATION = "cross-validation"  # a split of which the training rows are both parts
 # Without validation rows there is no best epoch.
 LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
 
@@ -166,7 +167,7 @@ class Job(ABC):
         _ = self.classes  # an error if it is not trained
         if self._trainer is None:
             with training_arguments(training, {}) as training:
-                self._trainer = self._quieted(self._trainer_for(self._load_trained(), training))
+                self._trainer = self._trainer_for(self._load_trained(), training)
         return self._trainer
 
     def _read_labels(self) -> None:
@@ -237,13 +238,12 @@ class Job(ABC):
         return logits
 
     def _trainer_for(self, model: PreTrainedModel, training: FineTuningArguments, **options) -> Trainer:
-        return CheckedCheckpoints(model, training, processing_class=self.tokenizer, **options)
+        return self._quieted(CheckedCheckpoints(model, training, processing_class=self.tokenizer, **options))
 
     def _quieted(self, trainer: Trainer) -> Trainer:
         """The trainer, without the lines and the bar of transformers if the job is not verbose."""
-        if not self.verbose:
-            trainer.remove_callback(PrinterCallback)
-            trainer.remove_callback(DEFAULT_PROGRESS_CALLBACK)
+        for callback in () if self.verbose else (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
+            trainer.remove_callback(callback)
         return trainer
 
     def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: tuple) -> dict[str, float]:
@@ -273,14 +273,13 @@ class Job(ABC):
             if validation and self.best_metric:
                 training.choose_metric(len(held_out), self.best_metric)
 
-            def make_trainer(checkpoint: Path | None) -> Trainer:
+            def make_trainer(_: Path | None) -> Trainer:
                 set_seed(training.seed)
                 model = self._load_new()
                 training.choose_learning_rate(model.config, self._learning_rate(model.config))
-                training.choose_epochs(EPOCHS_OF_FEW if self._has_few(len(columns[0])) else EPOCHS)
-                trainer = self._quieted(self._trainer_for(model, training, **rows))
-                if checkpoint is None:
-                    self._before_training(trainer)
+                training.choose_epochs(self._num_epochs(len(columns[0])))
+                trainer = self._trainer_for(model, training, **rows)
+                self._before_training(trainer)
                 return trainer
 
             with lock_run(training.output_dir):
@@ -293,9 +292,9 @@ class Job(ABC):
         """The learning rate of a training, unless the user gives one."""
         return default_learning_rate(config)
 
-    def _has_few(self, num_rows: int) -> bool:
-        """Whether a training on this number of rows needs more epochs."""
-        return False
+    def _num_epochs(self, num_rows: int) -> int:
+        """The number of epochs of a training on this number of rows, unless the user gives one."""
+        return EPOCHS
 
     def _identity(self) -> dict[str, Any]:
         """What of a job, besides the training arguments, a resumed run must have too, as plain types."""
@@ -375,7 +374,7 @@ class Job(ABC):
         if self._trainer is None or self._trainer.is_world_process_zero():
             scores = ", ".join(f"{name} {value:.4f} ({base[name]:.4f})" for name, value in found.items())
             messages.say(f"{split}: {scores}; in brackets that of the trivial answer, {answer}")
-            folder, prefix = Path(folder), {"validation": "eval"}.get(split, split)
+            folder, prefix = Path(folder), {"validation": "eval", CROSS_VALIDATION: "eval"}.get(split, split)
             folder.mkdir(parents=True, exist_ok=True)
             results, picture = folder / f"{prefix}_results.json", folder / f"confusion_matrix_{split}.png"
             values = {f"{prefix}_{name}": value for name, value in found.items()}
@@ -477,6 +476,7 @@ class Job(ABC):
         names = data.names if data else dict.fromkeys(("train", "validation", "test"), "rows given in Python")
         hub = data and data.dataset
         of_hub = {hub: {"dataset_id": hub, "config": data.dataset_config}} if hub else {}
+        names = names | {CROSS_VALIDATION: names["train"]}
         places = {split: {"dataset": names[split], "split": split} for split in self._scores_of}
         scores = [places[split] | found | of_hub.get(names[split], {}) for split, found in self._scores_of.items()]
         more = {"datasets": [hub] if hub else [], "scores": scores, "is_pair": self._facts["is_pair"]}

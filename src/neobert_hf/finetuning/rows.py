@@ -81,6 +81,7 @@ class LabelledRows:
         problem_type: Kind of the labels of texts, as in the config of a model.
         test_places: For each row of `test`, its place in `test_rows`.
         test_faults: Places and reasons of the test rows whose label does not count.
+        is_held_out: Whether the validation rows are training rows that the reader held out.
     """
 
     train: tuple | None
@@ -94,6 +95,7 @@ class LabelledRows:
     problem_type: str | None = None
     test_places: list[int] = field(default_factory=list)
     test_faults: list[tuple[str, str]] = field(default_factory=list)
+    is_held_out: bool = False
 
     @property
     def example(self) -> list[str] | None:
@@ -418,7 +420,7 @@ def settle(splits: dict[str, list[Row]], of_label: Callable[[Any], Any]) -> None
             rows[i] = (place, row, inputs, label)
 
 
-def hold_out(splits: dict[str, list[Row]], seed: int, keep_rare: bool = True) -> None:
+def hold_out(splits: dict[str, list[Row]], seed: int, keep_rare: bool = True) -> bool:
     """Move a tenth of the training rows to `validation`, if there is no such split.
 
     The rows are sorted by their labels, at random within a label, and every tenth is held out. So each class, and each range of
@@ -428,15 +430,19 @@ def hold_out(splits: dict[str, list[Row]], seed: int, keep_rare: bool = True) ->
         splits: Rows by split.
         seed: Seed of the choice.
         keep_rare: A row with a label that no other row has stays in training. False for numbers, which are rarely equal.
+
+    Returns:
+        Whether rows were moved.
     """
     if "train" not in splits or "validation" in splits:
-        return
+        return False
     labels = [labels_of(label) for *_, label in splits["train"]]
     counts = Counter(label for of_row in labels for label in set(of_row)) if keep_rare else {}
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     order = [i for i in shuffled if not any(counts.get(label) == 1 for label in labels[i])]
     order = sorted(order or range(len(labels)), key=labels.__getitem__)
     move_to_validation(splits, set(order[min(5, len(order) // 2) :: 10]))
+    return True
 
 
 def move_to_validation(splits: dict[str, list[Row]], numbers: set[int]) -> None:

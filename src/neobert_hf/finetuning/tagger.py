@@ -26,6 +26,7 @@ from transformers import (
 
 from ..files.messages import say
 from ..runs import MINI_MODEL_PATH, FineTuningArguments
+from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
 from .job import Job, all_or_nothing
 from .rows import check_known, given_names
 from .words import checked_tags, checked_words, from_iob2, iob2_names, is_iob, tag_names, tag_scheme, to_iob2
@@ -68,8 +69,8 @@ class Tagger(Job):
         """The mini model learns tags three times as fast as classes; larger models were not compared."""
         return 1e-3 if config.hidden_size <= 384 else super()._learning_rate(config)
 
-    def _has_few(self, num_rows: int) -> bool:
-        return num_rows <= FEW_SENTENCES
+    def _num_epochs(self, num_rows: int) -> int:
+        return EPOCHS_OF_FEW if num_rows <= FEW_SENTENCES else EPOCHS
 
     @all_or_nothing
     def fit(

@@ -113,8 +113,8 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: An
             names = text_classes(texts, labels, names or hub_names)
         known = dict.fromkeys(names)
         settle(splits, lambda label: check_known(labels_of(label), known) or label)
-    hold_out(splits, seed, keep_rare=kind != REGRESSION)
-    return as_lists(arguments, splits, classes=list(names), problem_type=kind)
+    is_held_out = hold_out(splits, seed, keep_rare=kind != REGRESSION)
+    return as_lists(arguments, splits, classes=list(names), problem_type=kind, is_held_out=is_held_out)
 
 
 def one_or_pair(texts: dict[str, Any]) -> str | tuple[str, str]:

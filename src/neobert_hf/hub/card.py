@@ -12,9 +12,9 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+from transformers import AutoConfig, AutoTokenizer
 
-from ..embeddings.models import is_head, read_kind, read_modules
+from ..embeddings.models import read_kind, role_of
 from ..files.texts import as_list, printable
 from ..files.trust import check_links, read_json
 from ..files.writing import writing
@@ -175,10 +175,11 @@ def _describe(folder: Path) -> dict[str, Any]:
     problem_type, labels = config.problem_type, [config.id2label[i] for i in range(config.num_labels)]
     if base:
         problem_type, labels = labels_of_adapter(folder)
-    if kind and (len(labels) == 1 if kind == "CrossEncoder" else not _has_classes(folder, config)):
-        task, does = EMBEDDERS[kind]
-    elif kind:
+    role = kind and role_of(folder, config)
+    if role == "classes":
         task = "text-classification"
+    elif role:
+        task, does = EMBEDDERS[kind]
     if task == "text-classification":
         does = {
             "regression": "predicts a number for a text",
@@ -217,16 +218,6 @@ def read_base(folder: Path) -> str | None:
             f"{file} names no base_model_name_or_path; save the adapter again, or name its base model there"
         )
     return base
-
-
-def _has_classes(folder: Path, config: PretrainedConfig) -> bool:
-    """Whether a model of sentence-transformers ends with the layer of `FewShotClassifier`, whose outputs are classes."""
-    if not read_modules(folder):  # which refuses a damaged file
-        return False
-    modules = read_json(folder / "modules.json")
-    file = folder / modules[-1]["path"] / "config.json"
-    settings = read_json(file) if file.is_file() else {}
-    return is_head([(each.get("name", ""), each["type"].rpartition(".")[2]) for each in modules], settings, config)
 
 
 def _count_parameters(folder: Path) -> tuple[int, str]:
