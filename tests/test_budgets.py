@@ -13,9 +13,9 @@ CODE = {
     "files": 681,
     "runs": 634,
     "pretraining": 1931,
-    "finetuning": 1673,
-    "embeddings": 1061,
-    "hub": 1108,
+    "finetuning": 1727,
+    "embeddings": 1070,
+    "hub": 1099,
     "export": 870,
     "cli and __init__": 240,
 }

@@ -146,7 +146,7 @@ def test_all_of_few_rows_are_trained_on_and_a_cross_validation_gives_the_metrics
     record = json.loads((tmp_path / "out/training.json").read_text())
     assert "60 rows are few: all of them are trained on" in printed and record["rows"] == {"train.csv": 60}
     (scores,) = record["scores"]
-    assert (scores["dataset"], scores["split"]) == ("train.csv", "cross-validation")
+    assert (scores["dataset"], scores["split"]) == ("train.csv", "cross-validation of the last layer")
     assert 0.7 < metrics["eval_accuracy"] == scores["metrics"]["accuracy"] <= 1
     printed, metrics = run(model_folder, tmp_path / "other", "--train_file", train, "--validation_file", train)
     assert "validation: accuracy" in printed and "are few: all" not in printed

@@ -34,14 +34,13 @@ from transformers import (
     Trainer,
 )
 
-from ..files.messages import say
 from ..files.texts import beginning
 from ..files.writing import writing
 from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
 from ..runs.adapters import labels_of_adapter
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
 from .head import WEAK, choose_strength, cross_validated, fit_linear, inputs_of_last_layer, last_layer
-from .job import CROSS_VALIDATION, Job, all_or_nothing
+from .job import CROSS_VALIDATION, Job, all_or_nothing, say
 from .rows import as_list, check_known, given_names
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, one_or_pair, text_classes
 
@@ -211,7 +210,8 @@ class Classifier(Job):
         if is_held_out and self._is_head_first and kind == SINGLE and num_repeated(labels) > 1:
             texts, labels = (a + b for a, b in zip((texts, labels), self._columns(*validation)))
             self._crossed, validation = labels, None
-            say(f"{len(texts)} rows are few: all of them are trained on, and a {CROSS_VALIDATION} gives the metrics")
+            fact = f"{len(texts)} rows are few: all of them are trained on, and the metrics are those of a"
+            say(f"{fact} {CROSS_VALIDATION} alone, before the other layers are trained")
         self._fit((texts, labels), validation, training, options)
         return self
 

@@ -50,7 +50,7 @@ from ..runs.record import origin_of
 from .predictions import PREDICTION, write_predictions
 from .rows import Checked, LabelledRows
 
-CROSS_VALIDATION = "cross-validation"  # a split of which the training rows are both parts
+CROSS_VALIDATION = "cross-validation of the last layer"  # a split: the training rows, in turn
 # Without validation rows there is no best epoch.
 LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
 
@@ -376,7 +376,7 @@ class Job(ABC):
             messages.say(f"{split}: {scores}; in brackets that of the trivial answer, {answer}")
             folder, prefix = Path(folder), {"validation": "eval", CROSS_VALIDATION: "eval"}.get(split, split)
             folder.mkdir(parents=True, exist_ok=True)
-            results, picture = folder / f"{prefix}_results.json", folder / f"confusion_matrix_{split}.png"
+            results, picture = folder / f"{prefix}_results.json", folder / f"confusion_matrix_{split.split()[0]}.png"
             values = {f"{prefix}_{name}": value for name, value in found.items()}
             values |= {f"{prefix}_trivial_{name}": value for name, value in base.items()}
             # those of the validation belong to the run, which has its folder
@@ -496,10 +496,10 @@ def names_of_worse(found: Mapping[str, float], trivial: Mapping[str, float]) -> 
     return [name for name, gain in gains.items() if gain <= 0 and trivial[name] != is_best_if_large(name)]  # 1 or 0
 
 
-def say(line: str) -> None:
-    """Tell a line, in the first process only."""
+def say(text: str) -> None:
+    """Tell a text, in the first process only."""
     if PartialState().is_main_process:
-        messages.say(line)
+        messages.say(text)
 
 
 def check_finite(outputs: Any) -> None:
