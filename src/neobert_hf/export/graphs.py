@@ -186,6 +186,7 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
             )
         graph, modules = EmbeddingGraph(chain, task or (CLASSIFICATION if has_classes else EMBEDDING)), []
     else:
+        assert task is not None
         tokenizer = load_tokenizer(str(folder)) if holds_tokenizer(folder) else None
         with quiet():  # transformers reports a head that is missing, and so does `check_weights`
             model = AUTO_CLASSES[TASKS[task][0]].from_pretrained(folder, **LOADING)
