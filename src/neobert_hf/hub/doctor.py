@@ -43,7 +43,7 @@ from .layouts import (
     stored_sizes,
 )
 
-Findings = Iterator[tuple[str, ...]]
+Findings = Iterator[tuple]  # code, place, and values of its text
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 OWN_CODE = Path(configuration_neobert.__file__).parent
