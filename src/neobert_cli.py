@@ -19,7 +19,6 @@ from importlib import metadata
 from typing import NoReturn
 
 Run = Callable[..., None]
-SEVERAL = {"nargs": "+", "action": "extend"}  # values in one argument or in several
 
 
 class Parser(argparse.ArgumentParser):
@@ -175,7 +174,8 @@ def tokenize(parser: Parser) -> Run:
 def _add_corpus(parser: Parser) -> None:
     """Add the arguments of a `Corpus`."""
     add, source = parser.add_argument, parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--files", **SEVERAL, metavar="FILE", help="Text, JSON lines, CSV, TSV or Parquet files.")
+    text = "Text, JSON lines, CSV, TSV or Parquet files."
+    source.add_argument("--files", nargs="+", action="extend", metavar="FILE", help=text)
     source.add_argument("--dataset_name", metavar="NAME", help="Dataset of the Hub, instead of files.")
     add("--dataset_config", metavar="NAME", help="Configuration of the dataset.")
     add("--split", default="train", metavar="NAME", help="Split of the dataset.")
@@ -317,10 +317,10 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"neobert_hf {metadata.version('neobert_hf')}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     for command in COMMANDS:
-        title, _, text = command.__doc__.partition("\n\n")
-        description = f"{title}\n\n{inspect.cleandoc(text)}"
-        options = {"help": title, "description": description, "formatter_class": _HelpFormatter}
-        subparser = commands.add_parser(command.__name__.replace("_", "-"), **options)
+        title, _, text = (inspect.getdoc(command) or "").partition("\n\n")
+        description = f"{title}\n\n{text}"
+        name = command.__name__.replace("_", "-")
+        subparser = commands.add_parser(name, help=title, description=description, formatter_class=_HelpFormatter)
         subparser.set_defaults(run=command(subparser), subparser=subparser)
     return parser
 

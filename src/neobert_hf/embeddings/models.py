@@ -277,7 +277,7 @@ def open_embedding_model(name: str, revision: str | None = None, **options) -> S
     return model
 
 
-def prompt_of(model: SentenceTransformer, *names: str) -> str:
+def prompt_of(model: SentenceTransformer, *names: str | None) -> str:
     """Return the prompt of the first name that the model knows, or its default one; `encode_query` has the name "query"."""
     return model.prompts.get(next((name for name in names if name in model.prompts), model.default_prompt_name)) or ""
 

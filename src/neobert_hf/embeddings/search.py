@@ -34,7 +34,7 @@ WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")  # read_csv has two; Hindi writes vo
 WORD_WEIGHT = 0.4
 LEAST_SHARE = 0.2  # so that "wait for a while" does not find every text with "a"
 CHUNK = 1 << 16  # passages that are compared with a question at once
-SHOWN_LINES, SHOWN_PROBLEMS = 3, 3
+SHOWN_LINES, SHOWN_PROBLEMS, INDENT = 3, 3, "    "
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,9 @@ def search_documents(words: Sequence[str], top_k: int = 5, as_json: bool = False
 
 def _shown(answer: Passage) -> str:
     """File and line, score, and the first lines of the passage in the width of the terminal."""
-    width, indents = shutil.get_terminal_size().columns, {"initial_indent": "    ", "subsequent_indent": "    "}
-    text = textwrap.fill(printable(answer.text), width, max_lines=SHOWN_LINES, placeholder=" ...", **indents)
-    return f"{printable(answer.file)}:{answer.line}  ({answer.score:.2f})\n{text}"
+    width = shutil.get_terminal_size().columns - len(INDENT)
+    text = textwrap.fill(printable(answer.text), width, max_lines=SHOWN_LINES, placeholder=" ...")
+    return f"{printable(answer.file)}:{answer.line}  ({answer.score:.2f})\n{textwrap.indent(text, INDENT)}"
 
 
 def _asked() -> Iterator[str]:

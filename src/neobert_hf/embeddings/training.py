@@ -34,11 +34,11 @@ class PairArguments:
     """Model and data of a training on pairs."""
 
     model_name_or_path: str = HfArg(default=MINI_MODEL_PATH, help="Model to train: folder or id on the Hub.")
-    train_files: list[str] = HfArg(
+    train_files: list[str] | None = HfArg(
         default=None,
         help="Files of pairs: question and answer in the first two columns. Embeddings learn from negatives in others too.",
     )
-    validation_files: list[str] = HfArg(
+    validation_files: list[str] | None = HfArg(
         default=None, help="Pairs for the evaluation before and after. Default: rows of the train_files."
     )
     held_out_share: float = HfArg(
@@ -169,6 +169,6 @@ def _input_files(paths: Sequence[str | Path | None]) -> list[Path]:
     A folder whose model was trained again is another start. Its config does not count: it names the version of transformers.
     """
     found = []
-    for path in map(Path, filter(None, paths)):
+    for path in [Path(path) for path in paths if path]:
         found += [path] if path.is_file() else sorted([*path.glob("model*.safetensors"), *path.glob("tokenizer.json")])
     return found
