@@ -16,6 +16,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.base.trainer import BaseTrainer
 from transformers.hf_argparser import HfArg
 
+from ..files.messages import say
 from ..files.texts import as_list, check_leaves_tokens
 from ..files.writing import content_hash, file_hash, keeping, saving
 from ..runs import MINI_MODEL_PATH, curve_of, lock_run, train_or_resume, tune_allocator, write_record
@@ -143,7 +144,7 @@ def train_and_record(
         scores = []
         for evaluator, old, new in zip(evaluators, before, _evaluate(trainer, evaluators)):
             name = evaluator.primary_metric.removeprefix(f"{evaluator.name}_")
-            print(f"{evaluator.name} {name}: {old[name]:.4f} before the training, {new[name]:.4f} after it")
+            say(f"{evaluator.name} {name}: {old[name]:.4f} before the training, {new[name]:.4f} after it")
             metrics = {name: value for name, value in new.items() if not name.startswith("base_")}
             scores.append({"dataset": evaluator.name, "split": "validation", "metrics": metrics, "before": old})
         figures = {**run, **values}
