@@ -21,7 +21,6 @@ from importlib import metadata
 from typing import NoReturn
 
 Run = Callable[..., None]
-SHOWN_LINES = 3  # of an answer
 
 
 class Parser(argparse.ArgumentParser):
@@ -129,7 +128,7 @@ def _shown(answer) -> str:
     from neobert_hf.files.texts import printable
 
     width, indent = shutil.get_terminal_size().columns, "    "
-    text = textwrap.fill(printable(answer.text), width - len(indent), max_lines=SHOWN_LINES, placeholder=" ...")
+    text = textwrap.fill(printable(answer.text), width - len(indent), max_lines=3, placeholder=" ...")
     return f"{printable(answer.file)}:{answer.line}  ({answer.score:.2f})\n{textwrap.indent(text, indent)}"
 
 

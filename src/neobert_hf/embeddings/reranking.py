@@ -19,9 +19,10 @@ from sentence_transformers.util import mine_hard_negatives, semantic_search
 from transformers.hf_argparser import HfArg
 
 from ..files.messages import say
+from ..files.modules import check_modules_of
 from ..files.trust import keep_known_settings
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, ResumeArguments, default_learning_rate
-from .models import check_modules_of, warn_of_truncated
+from .models import warn_of_truncated
 from .pairs import Sets, as_sets, texts_of
 from .training import PairArguments, train_and_record
 

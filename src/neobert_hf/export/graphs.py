@@ -18,7 +18,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import get_logger
 
-from ..embeddings.models import SETTINGS, check_modules, has_head, read_modules
+from ..embeddings.models import has_head
+from ..files.modules import SETTINGS, check_modules, read_modules
 from ..files.texts import printable
 from ..files.trust import (
     check_links,

@@ -18,7 +18,7 @@ from datasets import Dataset
 from transformers import AutoConfig, IntervalStrategy, PretrainedConfig, PreTrainedModel, Trainer, set_seed
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
-from ..embeddings.models import replaceable_files
+from ..files.modules import replaceable_files
 from ..files.texts import check_leaves_tokens, check_max_length, printable
 from ..files.trust import load_tokenizer, read_json
 from ..files.writing import check_target, content_hash, replacing, saving, vacated, write_json

@@ -12,7 +12,8 @@ from huggingface_hub import ModelCard
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, PreTrainedModel
 
-from ..embeddings.models import adopt, check_modules, open_embedding_model, replaceable_files
+from ..embeddings.models import adopt, open_embedding_model
+from ..files.modules import check_modules, replaceable_files
 from ..files.texts import printable
 from ..files.trust import check_source, keep_known_settings, load_tokenizer, read_json, resolve
 from ..files.writing import UNCHANGED, WRITTEN, check_target, new_folder, write_json

@@ -14,7 +14,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
-from ..embeddings.models import is_head, read_kind, read_modules
+from ..embeddings.models import is_head
+from ..files.modules import read_kind, read_modules
 from ..files.texts import as_list, printable
 from ..files.trust import check_links, read_json
 from ..files.writing import writing
