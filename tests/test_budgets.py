@@ -9,14 +9,14 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src/neobert_hf"
 # Lines of code at most: without docstrings, comments, blank lines and imports.
 CODE = {
-    "model": 2094,
-    "files": 681,
-    "runs": 634,
-    "pretraining": 1931,
-    "finetuning": 1673,
-    "embeddings": 1061,
-    "hub": 1108,
-    "export": 870,
+    "model": 2098,
+    "files": 758,
+    "runs": 638,
+    "pretraining": 1935,
+    "finetuning": 1674,
+    "embeddings": 989,
+    "hub": 1105,
+    "export": 874,
     "cli and __init__": 240,
 }
 TEST_LINES, PAGES, CHANGELOG_LINES = 31_800, 20, 60
