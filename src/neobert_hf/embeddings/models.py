@@ -142,7 +142,7 @@ def _transformer(path: str, task: str, max_seq_length: int | None, model_kwargs:
     return transformer
 
 
-def adopt(module: torch.nn.Module, source: str) -> None:
+def adopt(module: torch.nn.Module, source: str | Path) -> None:
     """Check the tokenizer of a model's first module; the module of a NeoBERT then saves no settings of unknown names.
 
     Raises:
