@@ -77,6 +77,7 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_budgets.py
 
 # torch comes first, at its pinned version, so that no dependency installs another build. Compiling all modules takes longer than

@@ -13,13 +13,14 @@ import inspect
 import json
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from importlib import metadata
 from typing import NoReturn
 
 Run = Callable[..., None]
-SEVERAL = {"nargs": "+", "action": "extend"}  # values in one argument or in several
 
 
 class Parser(argparse.ArgumentParser):
@@ -85,32 +86,50 @@ def search(parser: Parser) -> Run:
     add("words", nargs="+", metavar="PATH", help=text)
     add("--top_k", type=int, default=5, metavar="INT", help="Number of answers to a question.")
     add("--model", metavar="MODEL", help="Embedding model: folder or Hub id. Default: the mini model of this package.")
-    add(
-        "--max_length",
-        type=int,
-        metavar="INT",
-        help="Longest passage in tokens. Default: what the model reads, at most 512.",
-    )
+    text = "Longest passage in tokens. Default: what the model reads, at most 512."
+    add("--max_length", type=int, metavar="INT", help=text)
     text = "Column of the texts in .jsonl, .json, .csv, .tsv and .parquet."
     add("--text_column", default="text", metavar="NAME", help=text)
     text = "Weight of the words in the score, from 0 (only the model) to 1 (only words)."
     add("--word_weight", type=float, default=0.4, metavar="FLOAT", help=text)
-    add(
-        "--json",
-        dest="as_json",
-        action="store_true",
-        help="Print a line of JSON for each question, with whole passages.",
-    )
+    text = "Print a line of JSON for each question, with whole passages."
+    add("--json", dest="as_json", action="store_true", help=text)
     parser.usage = "neobert search PATH [PATH ...] [QUESTION] [--ARGUMENT VALUE ...]"
 
-    def run(model: str | None, **options) -> None:
+    def run(words: list[str], model: str | None, top_k: int, as_json: bool, **options) -> None:
         from neobert_hf import MINI_MODEL_PATH
-        from neobert_hf.embeddings.search import search_documents
+        from neobert_hf.embeddings.search import DocumentSearch, check_question
 
         _prepare()
-        search_documents(model=model or MINI_MODEL_PATH, **options)
+        paths, questions = words, iter(_ask, "") if sys.stdin.isatty() else filter(None, map(str.strip, sys.stdin))
+        if len(words) > 1 and not os.path.lexists(words[-1]):
+            paths, questions = words[:-1], iter(words[-1:])
+            check_question(words[-1], top_k)
+        documents = DocumentSearch(paths, model=model or MINI_MODEL_PATH, **options)
+        print(documents.summary(), file=sys.stderr)
+        for question in questions:
+            answers = documents.search(question, top_k)
+            if as_json:  # which escapes control characters
+                print(json.dumps({"question": question, "answers": [vars(answer) for answer in answers]}), flush=True)
+            else:
+                print("\n\n".join(map(_shown, answers)), flush=True)
 
     return run
+
+
+def _ask() -> str:
+    """A question from the terminal; an empty line ends."""
+    print("\nquestion (an empty line ends): ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip()
+
+
+def _shown(answer) -> str:
+    """File and line, score, and the first lines of a passage in the width of the terminal."""
+    from neobert_hf.files.texts import printable
+
+    width, indent = shutil.get_terminal_size().columns, "    "
+    text = textwrap.fill(printable(answer.text), width - len(indent), max_lines=3, placeholder=" ...")
+    return f"{printable(answer.file)}:{answer.line}  ({answer.score:.2f})\n{textwrap.indent(text, indent)}"
 
 
 def train_tokenizer(parser: Parser) -> Run:
@@ -175,7 +194,8 @@ def tokenize(parser: Parser) -> Run:
 def _add_corpus(parser: Parser) -> None:
     """Add the arguments of a `Corpus`."""
     add, source = parser.add_argument, parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--files", **SEVERAL, metavar="FILE", help="Text, JSON lines, CSV, TSV or Parquet files.")
+    text = "Text, JSON lines, CSV, TSV or Parquet files."
+    source.add_argument("--files", nargs="+", action="extend", metavar="FILE", help=text)
     source.add_argument("--dataset_name", metavar="NAME", help="Dataset of the Hub, instead of files.")
     add("--dataset_config", metavar="NAME", help="Configuration of the dataset.")
     add("--split", default="train", metavar="NAME", help="Split of the dataset.")
@@ -317,10 +337,10 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"neobert_hf {metadata.version('neobert_hf')}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     for command in COMMANDS:
-        title, _, text = command.__doc__.partition("\n\n")
-        description = f"{title}\n\n{inspect.cleandoc(text)}"
-        options = {"help": title, "description": description, "formatter_class": _HelpFormatter}
-        subparser = commands.add_parser(command.__name__.replace("_", "-"), **options)
+        title, _, text = (inspect.getdoc(command) or "").partition("\n\n")
+        description = f"{title}\n\n{text}"
+        name = command.__name__.replace("_", "-")
+        subparser = commands.add_parser(name, help=title, description=description, formatter_class=_HelpFormatter)
         subparser.set_defaults(run=command(subparser), subparser=subparser)
     return parser
 

@@ -1,9 +1,11 @@
-"""Installation: an extra installs all that its commands and examples import, and every folder of code is installed."""
+"""Installation: an extra installs all that its commands and examples import, and all code is installed; editors see its names."""
 
+import ast
 import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
@@ -81,3 +83,18 @@ def test_every_folder_of_code_is_a_package():
     if (ROOT / ".git").exists():
         ignored = ["git", "check-ignore", *map(str, source.rglob("*.py"))]
         assert not subprocess.run(ignored, cwd=ROOT, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("room", ["embeddings", "export", "files", "finetuning", "pretraining", "runs"])
+def test_editors_see_the_names_that_are_imported_when_they_are_used(room):
+    tree = ast.parse((ROOT / "src/neobert_hf" / room / "__init__.py").read_text("utf-8"))
+    (block,) = [node.body for node in tree.body if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING"]
+    assert all(each.name == each.asname for node in block for each in node.names)  # such a name is public
+    seen = {node.module: tuple(each.name for each in node.names) for node in block}
+    assert seen == import_module(f"neobert_hf.{room}").NAMES_OF
+
+
+def test_editors_see_the_namespaces():
+    tree = ast.parse(Path(neobert_hf.__file__).read_text("utf-8"))
+    blocks = [node.body for node in tree.body if isinstance(node, ast.If)]
+    assert tuple(each.asname for each in blocks[0][0].names) == neobert_hf.NAMESPACES

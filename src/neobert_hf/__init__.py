@@ -6,6 +6,7 @@ The jobs are in namespaces, each imported when it is used: `neobert_hf.finetunin
 
 from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,16 @@ __all__ = [
 ]
 
 NAMESPACES = ("embeddings", "export", "files", "finetuning", "hub", "pretraining", "runs")
+if TYPE_CHECKING:  # the same names, for editors and type checkers
+    from . import (
+        embeddings as embeddings,
+        export as export,
+        files as files,
+        finetuning as finetuning,
+        hub as hub,
+        pretraining as pretraining,
+        runs as runs,
+    )
 
 
 def __getattr__(name: str):

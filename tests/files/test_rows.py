@@ -278,6 +278,12 @@ def test_nul_characters_are_left_out_and_their_lines_are_named(tmp_path, caplog,
     ]
 
 
+def test_blank_lines_before_the_names_are_no_rows(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("\n\na;b\n1;2\n")
+    assert list(read_rows(file)) == [(f"{file}, line 4", {"a": "1", "b": "2"})]
+
+
 def test_a_blank_line_in_a_single_column_is_an_empty_text(tmp_path):
     for suffix in (".csv", ".tsv"):
         (tmp_path / f"a{suffix}").write_text("text\none\n\ntwo\n")

@@ -247,6 +247,7 @@ def test_an_installed_package_has_every_file_of_the_model(tmp_path):
     files = {file.relative_to(installed): file.read_bytes() for file in installed.rglob("*.*")}
     assert files == {file.relative_to(FOLDER): file.read_bytes() for file in FOLDER.rglob("*.*")}
     assert not any(file.is_symlink() for file in installed.rglob("*"))
+    assert (installed.parent / "py.typed").is_file()
     check_own_code(installed)
     check_own_code(FOLDER)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 from datasets import Dataset, DatasetDict
@@ -12,7 +12,7 @@ from datasets import Dataset, DatasetDict
 from ..files.rows import checked_text, read_rows
 from ..files.texts import as_list
 
-Sets = Mapping[str, Dataset] | Dataset  # by name, or one
+Sets: TypeAlias = Mapping[str, Dataset] | Dataset  # by name, or one
 MOST_HELD_OUT = 1000  # rows of a set; more rows cost time and hardly change the metrics
 
 

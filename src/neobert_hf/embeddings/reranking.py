@@ -18,9 +18,11 @@ from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.util import mine_hard_negatives, semantic_search
 from transformers.hf_argparser import HfArg
 
+from ..files.messages import say
+from ..files.modules import check_modules_of
 from ..files.trust import keep_known_settings
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, ResumeArguments, default_learning_rate
-from .models import check_modules_of, warn_of_truncated
+from .models import warn_of_truncated
 from .pairs import Sets, as_sets, texts_of
 from .training import PairArguments, train_and_record
 
@@ -167,7 +169,7 @@ def train_reranker(
     )
     rows = {name: sum(part["label"]) for name, part in sets.items()}
     num_wrong = sum(map(len, sets.values())) - sum(rows.values())
-    print(f"{sum(rows.values()):,} pairs, {num_wrong:,} negatives", flush=True)
+    say(f"{sum(rows.values()):,} pairs, {num_wrong:,} negatives")
     for name, part in (*sets.items(), *held_out.items()):
         warn_of_truncated(model, f"{len(part):,} rows of {name}", [*zip(*map(part.__getitem__, part.column_names[:2]))])
     training.learning_rate = training.learning_rate or default_learning_rate(model.config)
@@ -191,5 +193,5 @@ def train_reranker(
         advice = (
             "" if found > base else "; the reranker is not better: do not use it, or start from a trained cross-encoder"
         )
-        print(f"{score['dataset']}: nDCG@10 {base:.4f} of the embedding model alone{advice}")
+        say(f"{score['dataset']}: nDCG@10 {base:.4f} of the embedding model alone{advice}")
     return scores

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import shutil
-import sys
-import textwrap
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +29,7 @@ WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")  # read_csv has two; Hindi writes vo
 WORD_WEIGHT = 0.4
 LEAST_SHARE = 0.2  # so that "wait for a while" does not find every text with "a"
 CHUNK = 1 << 16  # passages that are compared with a question at once
-SHOWN_LINES, SHOWN_PROBLEMS = 3, 3
+SHOWN_PROBLEMS = 3
 
 
 @dataclass(frozen=True)
@@ -163,44 +158,3 @@ def check_question(question: str, top_k: int) -> None:
         raise ValueError(f"the question {question!r} has no words; ask in words")
     if top_k < 1:
         raise ValueError(f"top_k={top_k} is less than 1; give 1 or more")
-
-
-def search_documents(words: Sequence[str], top_k: int = 5, as_json: bool = False, **options) -> None:
-    """Print the answers to questions: what `neobert search` does; options and errors are those of `DocumentSearch`.
-
-    Args:
-        words: Paths, then the question. If the last word is a path too, the questions are read from the standard input.
-        top_k: Number of answers.
-        as_json: Print a line of JSON for each question, with whole passages.
-    """
-    has_question = len(words) > 1 and not os.path.lexists(words[-1])
-    paths, questions = (words[:-1], [words[-1]]) if has_question else (words, _asked())
-    if has_question:
-        check_question(words[-1], top_k)
-    documents = DocumentSearch(paths, **options)
-    print(documents.summary(), file=sys.stderr)
-    for question in questions:
-        answers = documents.search(question, top_k)
-        if as_json:  # which escapes control characters
-            print(json.dumps({"question": question, "answers": [vars(answer) for answer in answers]}), flush=True)
-        else:
-            print("\n\n".join(map(_shown, answers)), flush=True)
-
-
-def _shown(answer: Passage) -> str:
-    """File and line, score, and the first lines of the passage in the width of the terminal."""
-    width, indents = shutil.get_terminal_size().columns, {"initial_indent": "    ", "subsequent_indent": "    "}
-    text = textwrap.fill(printable(answer.text), width, max_lines=SHOWN_LINES, placeholder=" ...", **indents)
-    return f"{printable(answer.file)}:{answer.line}  ({answer.score:.2f})\n{text}"
-
-
-def _asked() -> Iterator[str]:
-    """Questions from the terminal until an empty line, or from all lines of the standard input that are not empty."""
-    if not sys.stdin.isatty():
-        yield from filter(None, map(str.strip, sys.stdin))
-        return
-    while True:
-        print("\nquestion (an empty line ends): ", end="", file=sys.stderr, flush=True)
-        if not (question := sys.stdin.readline().strip()):
-            return
-        yield question

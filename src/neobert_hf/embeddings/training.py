@@ -16,6 +16,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.base.trainer import BaseTrainer
 from transformers.hf_argparser import HfArg
 
+from ..files.messages import say
 from ..files.texts import as_list, check_leaves_tokens
 from ..files.writing import content_hash, file_hash, keeping, saving
 from ..runs import MINI_MODEL_PATH, curve_of, lock_run, train_or_resume, tune_allocator, write_record
@@ -34,11 +35,11 @@ class PairArguments:
     """Model and data of a training on pairs."""
 
     model_name_or_path: str = HfArg(default=MINI_MODEL_PATH, help="Model to train: folder or id on the Hub.")
-    train_files: list[str] = HfArg(
+    train_files: list[str] | None = HfArg(
         default=None,
         help="Files of pairs: question and answer in the first two columns. Embeddings learn from negatives in others too.",
     )
-    validation_files: list[str] = HfArg(
+    validation_files: list[str] | None = HfArg(
         default=None, help="Pairs for the evaluation before and after. Default: rows of the train_files."
     )
     held_out_share: float = HfArg(
@@ -143,7 +144,7 @@ def train_and_record(
         scores = []
         for evaluator, old, new in zip(evaluators, before, _evaluate(trainer, evaluators)):
             name = evaluator.primary_metric.removeprefix(f"{evaluator.name}_")
-            print(f"{evaluator.name} {name}: {old[name]:.4f} before the training, {new[name]:.4f} after it")
+            say(f"{evaluator.name} {name}: {old[name]:.4f} before the training, {new[name]:.4f} after it")
             metrics = {name: value for name, value in new.items() if not name.startswith("base_")}
             scores.append({"dataset": evaluator.name, "split": "validation", "metrics": metrics, "before": old})
         figures = {**run, **values}
@@ -169,6 +170,6 @@ def _input_files(paths: Sequence[str | Path | None]) -> list[Path]:
     A folder whose model was trained again is another start. Its config does not count: it names the version of transformers.
     """
     found = []
-    for path in map(Path, filter(None, paths)):
+    for path in [Path(path) for path in paths if path]:
         found += [path] if path.is_file() else sorted([*path.glob("model*.safetensors"), *path.glob("tokenizer.json")])
     return found

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -78,7 +78,7 @@ def embed_files(
     work = Path(f"{output}.vectors")
     if os.path.lexists(work) and not (work.is_file() and is_kept(work)):
         raise FileExistsError(f"{work} exists and holds no vectors of an earlier {WRITER}; move it away")
-    options = {"prompt_name": prompt_name, "normalize_embeddings": normalize}
+    options: dict[str, Any] = {"prompt_name": prompt_name, "normalize_embeddings": normalize}
     kept = Kept(work, f"embed {fingerprint(encoder, {})} {options}")
     kept.passages(hashlib.sha256(json.dumps(texts).encode()).hexdigest(), partial(enumerate, texts))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,9 @@ def open_for_inference(model: str, max_length: int | None = None) -> SentenceTra
     from sentence_transformers.util import get_device_name
 
     # The mini model is stored in bf16, although its config declares float32.
-    options = {"model_kwargs": {"dtype": best_dtype(get_device_name())}} if model == MINI_MODEL_PATH else {}
+    options: dict[str, Any] = (
+        {"model_kwargs": {"dtype": best_dtype(get_device_name())}} if model == MINI_MODEL_PATH else {}
+    )
     try:
         encoder = open_embedding_model(model, **options)
     except (OSError, ValueError) as error:

@@ -61,7 +61,7 @@ def write_eurobert(reference: Reference, folder: Path, source: str | Path) -> di
     if graph.tokenizer is not None:
         graph.tokenizer.save_pretrained(folder)
     del published, tensors
-    graph.model = None
+    graph.model = None  # type: ignore[assignment]  # which frees it
     if isinstance(graph, EmbeddingGraph):
         with quiet():
             graph.chain[0].model = EuroBertModel.from_pretrained(folder, dtype=stored)
@@ -110,7 +110,7 @@ def _dtypes(folder: Path) -> tuple[torch.dtype, torch.dtype]:
     kinds = {tensor.dtype for tensor in stored}
     dtype, config = FLOATS[kinds.pop()] if kinds in ({"BF16"}, {"F16"}) else torch.float32, read_config(place)
     names = {str(each).removeprefix("torch."): each for each in FLOATS.values()}
-    return dtype, names.get(config.get("dtype") or config.get("torch_dtype"), dtype)
+    return dtype, names.get(str(config.get("dtype") or config.get("torch_dtype")), dtype)
 
 
 def _runner(graph: Graph, folder: Path):

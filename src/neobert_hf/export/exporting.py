@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from ..embeddings.models import SETTINGS
+from ..files.modules import SETTINGS
 from ..files.writing import check_target, new_folder, write_json, writing
 from ..hub.layouts import WEIGHTS
 from .graphs import EMBEDDING, EmbeddingGraph, Graph, load_graph

@@ -18,7 +18,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import get_logger
 
-from ..embeddings.models import SETTINGS, check_modules, read_modules, role_of
+from ..embeddings.models import role_of
+from ..files.modules import SETTINGS, check_modules, read_modules
 from ..files.texts import printable
 from ..files.trust import (
     check_links,
@@ -186,6 +187,7 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
             )
         graph, modules = EmbeddingGraph(chain, task or (CLASSIFICATION if has_classes else EMBEDDING)), []
     else:
+        assert task is not None
         tokenizer = load_tokenizer(str(folder)) if holds_tokenizer(folder) else None
         with quiet():  # transformers reports a head that is missing, and so does `check_weights`
             model = AUTO_CLASSES[TASKS[task][0]].from_pretrained(folder, **LOADING)

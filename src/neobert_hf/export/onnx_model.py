@@ -5,7 +5,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -110,7 +110,7 @@ class OnnxModel:
             texts = f"{sum(map(bool, lost)):,} of {len(lost):,} texts are cut to {self.max_length:,} tokens"
             warnings.warn(f"{texts}, and {sum(lost):,} tokens are lost; split long texts", stacklevel=stacklevel)
 
-    def _read_output(self, name: str, read: Callable[..., Any], texts: list[Text], batch_size: int) -> list:
+    def _read_output(self, name: str, read: Callable[..., Any], texts: Sequence[Text], batch_size: int) -> list:
         """Return `read(text, its encoding, its row of the output)` for each text; texts of similar length share a batch."""
         if name not in self.output_names:
             has = ", ".join(self.output_names)
@@ -157,7 +157,8 @@ class OnnxModel:
             if name not in self.prompts:
                 raise ValueError(f"the model has no prompt {name!r}; choose from {', '.join(self.prompts) or '(none)'}")
             prompt = self.prompts[name]
-        prompted = [(prompt or "") + text for text in ([texts] if isinstance(texts, str | dict) else texts)]
+        found: Iterable[Any] = [texts] if isinstance(texts, str | dict) else texts
+        prompted = [(prompt or "") + text for text in found]
         # The empty text gives the width of an empty result.
         rows = self._read_output("sentence_embedding", lambda text, encoding, row: row, prompted or [""], batch_size)
         vectors = np.stack(rows)
@@ -182,16 +183,16 @@ class OnnxModel:
             ValueError: The model is of another kind, or a text has not one mask.
             TypeError: An element is no text.
         """
-        heads = {
+        heads: dict[str, Callable] = {
             "ForSequenceClassification": partial(self._labels, top_k),
             "ForTokenClassification": self._entities,
             "ForMaskedLM": partial(self._fillings, top_k),
             "LMHead": partial(self._fillings, top_k),
         }
         architecture = self.config["architectures"][0]
-        read = next((heads[name] for name in heads if architecture.endswith(name)), None)
+        read: Any = next((heads[name] for name in heads if architecture.endswith(name)), None)
         found = _as_list(texts)
-        if prompt := self.prompts.get(self.default_prompt_name):  # of a model of sentence-transformers
+        if prompt := self.prompts.get(self.default_prompt_name or ""):  # of a model of sentence-transformers
             found = [(prompt + text[0], *text[1:]) if isinstance(text, tuple) else prompt + text for text in found]
         results = self._read_output("logits", read, found, batch_size)
         return results[0] if isinstance(texts, str | tuple) else results
@@ -247,7 +248,7 @@ class OnnxModel:
 
 def _as_list(texts: Text | Iterable[Text]) -> list[Text]:
     """Return a text, a pair, or several of them as a list; a dict, as pipelines take it, is one element, which is no text."""
-    return [texts] if isinstance(texts, str | tuple | dict) else list(texts)
+    return [texts] if isinstance(texts, str | tuple | dict) else list(texts)  # type: ignore[list-item]  # the dict
 
 
 def _num_lost(encoding: Encoding) -> int:

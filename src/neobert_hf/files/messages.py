@@ -16,7 +16,7 @@ class _Output(logging.StreamHandler[TextIO]):
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> TextIO:
+    def stream(self) -> TextIO:  # type: ignore[override]  # nothing sets it
         return sys.stdout
 
 

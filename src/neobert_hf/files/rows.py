@@ -200,7 +200,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
         encoding = "utf-16" if is_utf16 else "utf-8-sig"
         for number, line in enumerate(io.TextIOWrapper(stream, encoding, "surrogateescape", newline=""), 1):
             if _storable(line) != line:
-                byte = ord(LONE_SURROGATES.search(line)[0]) - 0xDC00  # as surrogateescape writes it
+                byte = ord(LONE_SURROGATES.findall(line)[0]) - 0xDC00  # as surrogateescape writes it
                 remedy = "save it as UTF-8, for example: iconv -f CP1252 -t UTF-8 FILE > NEW_FILE"
                 raise ValueError(f"{file}, line {number} is not UTF-8 (byte 0x{byte:X}); {remedy}")
             yield number, line
@@ -246,7 +246,7 @@ def _parsed(text: str) -> Any:
 
 def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
     """Rows of CSV and TSV, or faults in their places; a blank line is no row, except that of an empty text in a single column."""
-    lines = _lines(file)
+    lines = itertools.dropwhile(lambda line: names is None and not line[1].strip("\r\n"), _lines(file))
     start, first = next(lines, (1, ""))
     if first.lower().startswith("sep="):  # Excel's line about the separator
         start, first = next(lines, (2, ""))
@@ -254,7 +254,7 @@ def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
         return
     separator = "\t" if _suffix(file) == ".tsv" else _separator(first, names)
     quoting, remedy = (csv.QUOTE_NONE, "replace") if separator == "\t" else (csv.QUOTE_MINIMAL, "quote")
-    has_header, odd = names is None, defaultdict(list)
+    has_header, odd, names = names is None, defaultdict(list), names or ()
     if has_header and "\0" in first:
         raise ValueError(f"{file}, line {start} has NUL characters, as UTF-16 without its mark; save it as UTF-8")
 
@@ -264,7 +264,8 @@ def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
                 odd["NUL characters are left out: {}"].append(f"line {number}")
             yield line.replace("\0", "")
 
-    rows = csv.reader(texts(), delimiter=separator, quoting=quoting, strict=True)
+    # mypy widens the two constants to int
+    rows = csv.reader(texts(), delimiter=separator, quoting=quoting, strict=True)  # type: ignore[arg-type]
     while True:
         num_before = rows.line_num
         place = f"{file}, line {start + num_before}"
@@ -273,18 +274,18 @@ def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
         taken = f" after {num_lines} lines" if num_lines > 1 else ""
         if row is None:
             break
-        if row == [] and len(names or ()) == 1:
+        if row == [] and len(names) == 1:
             row = [""]
         if isinstance(row, csv.Error):
             closing = "close the quotation mark that opens here, and " if taken else ""
             fault = f"this is not CSV ({row}{taken}); {closing}double each quotation mark inside a quoted field"
-            if names is None:
+            if not names:
                 raise ValueError(f"{place}: {fault}") from row
             yield place, Fault(place, fault, num_lines)
-        elif row and names is None:
+        elif row and not names:
             names = list(map(trimmed, row))
             _check_names(file, names)
-        elif _is_repeated(row, names):
+        elif row and _is_repeated(row, names):
             odd["rows that repeat the names of the columns are left out: {}"].append(f"line {start + num_before}")
         elif row and (len(row) == len(names) or (len(row) > len(names) and not has_header)):
             if num_lines > SWALLOWED and any(_is_swallowing(field, separator, len(row)) for field in row):
@@ -335,7 +336,7 @@ def _separator(first: str, names: Sequence[str] | None) -> str:
     rows = {each: _next_row(csv.reader([first], delimiter=each)) for each in SEPARATORS}
     counts = {each: len(row) for each, row in rows.items() if isinstance(row, list) and len(row) > 1}
     if names is None:
-        return max(counts, key=counts.get, default=",")
+        return max(counts, key=lambda each: counts[each], default=",")
     return min(counts, key=lambda each: abs(counts[each] - len(names)), default=",")
 
 

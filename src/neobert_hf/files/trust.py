@@ -36,8 +36,8 @@ MODEL_FILES = (
     *("wordembedding_config.json", "README.md", *sorted(file.name for file in CODE.glob("*_neobert.py"))),
 )
 # Names of special tokens in the files of tokenizers; the last one that a vocabulary has counts.
-SPECIAL_NAMES = {role: (f"<{role.removesuffix('_token')}>", name) for role, name in SPECIAL_TOKENS.items()}
-SPECIAL_NAMES |= {"cls_token": ("<s>", "<cls>", "[CLS]"), "sep_token": ("</s>", "<sep>", "[SEP]")}
+SPECIAL_NAMES = {role: [f"<{role.removesuffix('_token')}>", name] for role, name in SPECIAL_TOKENS.items()}
+SPECIAL_NAMES |= {"cls_token": ["<s>", "<cls>", "[CLS]"], "sep_token": ["</s>", "<sep>", "[SEP]"]}
 # Settings whose values sentence-transformers imports and calls, and the names of its own code, torch's and transformers' (words).
 MODULES, ACTIVATIONS = r"sentence_transformers(\.\w+)+", r"\w*|torch\.nn(\.\w+)+|sentence_transformers(\.\w+)+"
 NAMES = {

@@ -60,11 +60,11 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
     special_tokens = list(SPECIAL_TOKENS.values())
     splits = [normalizers.Replace(Regex(WORD_ENDS), " "), normalizers.Replace(Regex(DIVIDER), "---")]
     normalizer = normalizers.Sequence([*splits, normalizers.BertNormalizer()])
-    words = Counter(word for text in texts for word in WORDS.findall(normalizer.normalize_str(text)))
-    if not words:
+    counts = Counter(word for text in texts for word in WORDS.findall(normalizer.normalize_str(text)))
+    if not counts:
         raise ValueError("the texts hold no word, only white space; give text to learn from")
-    alphabet = _alphabet(words)
-    words = dict(words.most_common(MAX_WORDS))
+    alphabet = _alphabet(counts)
+    words = dict(counts.most_common(MAX_WORDS))
 
     # The trainer breaks ties between pairs by the ids of their tokens, and gives ids to the "##x" of single characters x in the
     # order of a hash table, another one in each process. So a first training finds them, and the second gets them in order.

@@ -1,5 +1,7 @@
 """Fine-tuning as Python calls: `Classifier`, `Tagger`, `QuestionAnswerer`, `FewShotClassifier`, and rows of users' files."""
 
+from typing import TYPE_CHECKING
+
 from ..lazy import lazy_names
 
 # The jobs need scikit-learn, seqeval or sentence-transformers, so a name is imported when it is used.
@@ -15,3 +17,24 @@ NAMES_OF = {
     "words": ("TaggedWordArguments", "read_tagged_words"),
 }
 __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
+
+if TYPE_CHECKING:  # the same names, for editors and type checkers
+    from .answers import QuestionAnswerer as QuestionAnswerer, answer_metrics as answer_metrics
+    from .classifier import (
+        Classifier as Classifier,
+        label_metrics as label_metrics,
+        pearson as pearson,
+        spearman as spearman,
+    )
+    from .few_shot import (
+        FewShotArguments as FewShotArguments,
+        FewShotClassifier as FewShotClassifier,
+        FewShotTrainingArguments as FewShotTrainingArguments,
+        add_head as add_head,
+    )
+    from .predictions import write_predictions as write_predictions
+    from .questions import read_questions as read_questions
+    from .rows import LabelledDataArguments as LabelledDataArguments, LabelledRows as LabelledRows
+    from .tagger import Tagger as Tagger, tag_metrics as tag_metrics
+    from .texts import LabelledTextArguments as LabelledTextArguments, read_labelled_texts as read_labelled_texts
+    from .words import TaggedWordArguments as TaggedWordArguments, read_tagged_words as read_tagged_words

@@ -28,8 +28,8 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils import logging
 
-from ..embeddings.models import replaceable_files
 from ..files import messages
+from ..files.modules import replaceable_files
 from ..files.texts import check_leaves_tokens, check_max_length
 from ..files.trust import load_tokenizer, read_json
 from ..files.writing import check_target, content_hash, replacing, saving, vacated, write_json

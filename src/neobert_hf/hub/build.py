@@ -12,7 +12,8 @@ from huggingface_hub import ModelCard
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, PreTrainedModel
 
-from ..embeddings.models import adopt, check_modules, open_embedding_model, replaceable_files
+from ..embeddings.models import adopt, open_embedding_model
+from ..files.modules import check_modules, replaceable_files
 from ..files.texts import printable
 from ..files.trust import check_source, keep_known_settings, load_tokenizer, read_json, resolve
 from ..files.writing import UNCHANGED, WRITTEN, check_target, new_folder, write_json
@@ -58,7 +59,7 @@ def build(
     out = Path(out).resolve()  # of "folder/.." the name would be that of another folder
     replaceable = replaceable_files(out, *FIGURES, ".gitattributes") if overwrite else ()
     remedy = "since overwrite replaces only the folder of a model" if overwrite else "or give overwrite"
-    target = {"replaceable": replaceable, "way_out": f"choose another folder, {remedy}"}
+    target: dict[str, Any] = {"replaceable": replaceable, "way_out": f"choose another folder, {remedy}"}
     check_target(out, **target)
     if model_id is not None:
         validate_repo_id(model_id)
@@ -95,7 +96,7 @@ def write_card_of_build(folder: Path, source: str, built: Path, **options: Any) 
     is_local = Path(source).is_dir()
     file = folder / CARD if is_local else source
     has_record = is_local and (folder / RECORD).is_file()
-    record = {"record_folder": folder} if has_record else {}
+    record: dict[str, Any] = {"record_folder": folder} if has_record else {}
     try:
         card = ModelCard.load(file, ignore_metadata_errors=True)
         known = card.data.to_dict()
@@ -105,7 +106,7 @@ def write_card_of_build(folder: Path, source: str, built: Path, **options: Any) 
         return write_card(built, **options, **record)
     found = {name: options[name] or known.get(name) for name in ("license", "language")}
     is_outdated = has_record and (options["license"] or options["language"]) and UNKNOWN_LICENSE in card.text
-    if not is_local or is_outdated or is_generated(file):
+    if not is_local or is_outdated or is_generated(Path(file)):
         return write_card(built, options["model_id"], **found, **record)
     card.text = card.text.replace(json.dumps(folder.name), json.dumps(options["model_id"]))  # in its example
     if found["license"]:
@@ -162,7 +163,7 @@ def load_embedder(folder: Path, source: str) -> BaseModel | None:
     import sentence_transformers
 
     kind = check_modules(folder)
-    options = {"model_kwargs": {"dtype": "float32"}}
+    options: dict[str, Any] = {"model_kwargs": {"dtype": "float32"}}
     if kind in (None, "SentenceTransformer"):
         return open_embedding_model(str(folder), **options)
     if kind not in EMBEDDERS:

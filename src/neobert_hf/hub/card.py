@@ -14,7 +14,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 
-from ..embeddings.models import read_kind, role_of
+from ..embeddings.models import role_of
+from ..files.modules import read_kind
 from ..files.texts import as_list, printable
 from ..files.trust import check_links, read_json
 from ..files.writing import writing

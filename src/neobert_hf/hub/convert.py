@@ -250,7 +250,7 @@ def complete_decoder(tensors: Tensors, is_tied: bool | None) -> list[str]:
     if decoder is None and is_tied:
         tensors["decoder.weight"] = decoder = embedding.clone()
         added.append("decoder.weight: the embedding, to which it was tied")
-    elif is_tied and not torch.equal(embedding.view(torch.uint8), decoder.view(torch.uint8)):
+    elif decoder is not None and is_tied and not torch.equal(embedding.view(torch.uint8), decoder.view(torch.uint8)):
         raise ValueError(
             "tie_word_embeddings=True, but decoder.weight is not the embedding; set it to false in config.json to keep the "
             "decoder, or remove decoder.weight"

@@ -19,7 +19,7 @@ import yaml
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from ..embeddings.models import read_kind, read_modules
+from ..files.modules import read_kind, read_modules
 from ..files.texts import printable
 from ..files.trust import check_links, foreign_settings, holds_tokenizer, leaves, read_json, resolve
 from ..files.wordpiece import plain_tokenizer
@@ -43,7 +43,7 @@ from .layouts import (
     stored_sizes,
 )
 
-Findings = Iterator[tuple[str, ...]]
+Findings = Iterator[tuple]  # code, place, and values of its text
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 OWN_CODE = Path(configuration_neobert.__file__).parent

@@ -109,14 +109,14 @@ def from_eurobert(checkpoint: Checkpoint, tensors: Tensors) -> tuple[Checkpoint,
     given, folder = DEFAULTS | checkpoint.config, checkpoint.folder
     if not any(name.startswith("model.") for name in tensors):  # of EuroBertModel, which has no head
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
-    sizes = [given.get(name) for name in ("num_attention_heads", "hidden_size", "intermediate_size")]
+    sizes: list[Any] = [given.get(name) for name in ("num_attention_heads", "hidden_size", "intermediate_size")]
     if not all(type(size) is int and size > 0 for size in sizes):
         raise ValueError(f"config.json of {folder} lacks the sizes of a EuroBERT; download or copy it again")
     heads, hidden, width = sizes
     config = {ours: given[theirs] for ours, theirs in SETTINGS.items() if theirs in given}
     config |= {name: given[name] for name in FURTHER if name in given}
     named = given.get("architectures")
-    architecture = named[0] if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else None
+    architecture: Any = named[0] if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else None
     rope = given.get("rope_parameters")
     kind = rope.get("rope_type") if isinstance(rope, dict) else None
     mixed = [name for name in tensors if BLOCK.fullmatch(name) or name in OUTSIDE]

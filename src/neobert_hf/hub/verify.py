@@ -86,7 +86,7 @@ def load_every_class(folder: str) -> dict[str, Any]:
     if not outputs:
         raise RuntimeError(f"no class of auto_map finds all of its weights in the folder: {', '.join(classes)}")
     is_own = {name: own_class in (classes[name], published_names.get(classes[name])) for name in outputs}
-    own = max(outputs, key=is_own.get)  # the first one, if config.json names no architecture
+    own = max(outputs, key=lambda name: is_own[name])  # the first one, if config.json names no architecture
     for name in published_names.values():
         module = auto_map[own].split(".")[0]
         classes[name] = get_class_from_dynamic_module(f"{module}.{name}", folder).__name__
@@ -134,7 +134,7 @@ def summarize(output: Any, name: str = "it") -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.modules["neobert_hf"] = None  # importing the package now fails
+    sys.modules["neobert_hf"] = None  # type: ignore[assignment]  # importing the package now fails
     try:
         found = load_every_class(sys.argv[1])
     except Exception as error:  # of any library or code: this process reports it

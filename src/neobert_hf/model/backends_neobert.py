@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers.utils import logging
@@ -60,7 +60,9 @@ def _half(lowest, highest=(99, 0)):
     return dict.fromkeys((torch.float16, torch.bfloat16), (lowest, highest))
 
 
-_flash = dict(attend=attend_registry, layouts=("packed",), reads_boundaries=True, head_multiple=8, max_head_width=256)
+_flash: dict[str, Any] = dict(
+    attend=attend_registry, layouts=("packed",), reads_boundaries=True, head_multiple=8, max_head_width=256
+)
 
 # In the order of preference of "auto". The limits are those of FlashAttention 2.8, 3 beta and 4.0 beta (wider heads run on Hopper
 # only), of torch 2.13 (torch_varlen) and of xformers 0.0.35, whose wheel has kernels for Turing or newer, in fp32 up to Hopper.

@@ -5,6 +5,8 @@ Axes: `T` tokens; `S` selected tokens; `D` hidden; `H` heads; `K` head width; `F
 Source: paper, section 3.1.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -61,7 +63,7 @@ class NeoBERTAttention(nn.Module):
             result are (B, H, L, K), `mask` is to be added to the scores. It runs on each document of a packed layout.
     """
 
-    attend = None
+    attend: Callable | None = None
     is_causal = False
     num_key_value_groups = 1
 

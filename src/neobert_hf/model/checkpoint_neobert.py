@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -79,7 +80,7 @@ def check_model_type(model, is_stock: bool) -> None:
         )
 
 
-def check_can_be_saved(model, encoder_class: type) -> None:
+def check_can_be_saved(model, encoder_class: type[Any]) -> None:
     """Raise ValueError if vocabulary and config differ, or if the folder would load as another network; before a file is written.
 
     Args:

@@ -192,7 +192,7 @@ class NeoBERTConfig(PretrainedConfig):
 
     def __init_subclass__(cls, **kwargs):
         # transformers 5 gives a class without an own __init__ that of a dataclass, which would not set these fields
-        cls.__init__ = cls.__init__
+        cls.__init__ = cls.__init__  # type: ignore[method-assign]  # of the class itself
         super().__init_subclass__(**kwargs)
 
     @property

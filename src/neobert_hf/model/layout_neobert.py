@@ -189,8 +189,9 @@ def check_tokens(
         given = "neither input_ids nor inputs_embeds" if input_ids is None else "both input_ids and inputs_embeds"
         raise ValueError(f"{given} is given; give exactly one of them")
     name, tokens = "input_ids", input_ids
-    if tokens is None:
+    if input_ids is None:
         name, tokens, axes = "inputs_embeds", inputs_embeds, f"{axes}, hidden_size={hidden_size}"
+    assert tokens is not None  # by the first check
     if tokens.ndim != axes.count(",") + 1 or (input_ids is None and tokens.shape[-1] != hidden_size):
         raise ValueError(f"{name} has shape {tuple(tokens.shape)}; it must be ({axes})")
     return tokens
@@ -226,7 +227,7 @@ def make_layout(
         starts, is_real_on_host = _read_values(tokens, vocab_size, attention_mask, boundaries)
     if not is_packed:
         return _dense_layout(shape, device, attention_mask, boundaries, starts, is_real_on_host)
-    if reads_values:
+    if starts is not None:
         lengths, cu_seq_lens = tuple(starts.diff().tolist()), to_device(starts.int(), device)
         return _packed_layout(shape, device, position_ids, cu_seq_lens, max(lengths), lengths, is_real_on_host)
     if boundaries.max_length is None:

@@ -24,7 +24,7 @@ def mean_loss(losses: torch.Tensor, num_items: torch.Tensor | int, num_items_in_
     """Sum of the losses divided by `num_items_in_batch` if given, else by `num_items`; zero without items."""
     count = num_items if num_items_in_batch is None else num_items_in_batch
     # A number on the CPU can divide a tensor on any device; copying it to the device would make the host wait.
-    count = (count if torch.is_tensor(count) else torch.tensor(count, device="cpu")).clamp(min=1)
+    count = (count if isinstance(count, torch.Tensor) else torch.tensor(count, device="cpu")).clamp(min=1)
     return losses.sum() / (count if count.device.type == "cpu" else count.to(losses.device))
 
 

@@ -73,7 +73,7 @@ def has_bf16_instructions() -> bool:
         return override == "1"
     capability = torch.backends.cpu.get_cpu_capability()
     if capability == "AVX512":
-        checks = (TORCH.has_avx512_bf16, TORCH.has_amx)
+        checks: tuple = (TORCH.has_avx512_bf16, TORCH.has_amx)
     else:  # "DEFAULT" and "SVE256" are Arm; an x86 processor without AVX-512 has no bf16 instructions
         checks = () if "AVX" in capability else (TORCH.has_onednn_bf16,)
     return any(check is not None and check() for check in checks)

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -69,7 +70,7 @@ from .weight_files_neobert import check_names, check_weight_files, explain_damag
 class NeoBERTModelOutput(BaseModelOutput):
     """Output of `NeoBERTModel`; packed, `last_hidden_state` is (T, D), or (S, D) of the tokens with the indices `tokens_S`."""
 
-    plan: ForwardPlan | None = None
+    plan: ForwardPlan | Any = None  # None without `return_packed`, which heads give
     tokens_S: torch.Tensor | None = None
 
 
@@ -108,8 +109,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         if config_class is NeoBERTConfig:
             return AUTO_CLASSES
         in_file = vars(sys.modules[config_class.__module__]).values()
-        variant = [x for x in in_file if isinstance(x, type) and getattr(x, "config_class", None) is config_class]
-        return {"AutoConfig": config_class} | {each._auto_class: each for each in variant if each._auto_class}
+        own: list = [x for x in in_file if isinstance(x, type) and getattr(x, "config_class", None) is config_class]
+        return {"AutoConfig": config_class} | {each._auto_class: each for each in own if each._auto_class}
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.base_model.encoder
@@ -285,9 +286,10 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         if self.graphs is not None and not returns_weights and runs_compiled(weight, self):
             plan = plan._replace(kernels="compiled")
         plan = invariant_plan(plan) if self.is_batch_invariant else plan
-        layout, states, attentions, tokens_S = plan.layout, (), (), None
+        layout, attentions, tokens_S = plan.layout, (), None
+        states: tuple[torch.Tensor | None, ...] = ()
         may_replay = plan.kernels == "compiled" and returned is None
-        x_TD = self.graphs.encode(self, tokens, plan) if may_replay else None
+        x_TD = self.graphs.encode(self, tokens, plan) if may_replay and self.graphs is not None else None
         if x_TD is None:
             x_TD = self.embed(tokens, layout)
             # float64 embeddings may feed a float32 model, whose products need a float32 table
@@ -338,7 +340,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
 
 
 # sentence-transformers reads this annotation to find `logits`.
-HeadOutput = (
+HeadOutput: TypeAlias = (
     NeoBERTMaskedLMOutput
     | SequenceClassifierOutput
     | MultipleChoiceModelOutput
@@ -581,7 +583,7 @@ class NeoBERTForQuestionAnswering(_HeadModel):
 
 
 # The table of classes for registration, the `auto_map` of saved checkpoints, and the tests.
-AUTO_CLASSES = {
+AUTO_CLASSES: dict[str, Any] = {
     "AutoConfig": NeoBERTConfig,
     "AutoModel": NeoBERTModel,
     "AutoModelForMaskedLM": NeoBERTForMaskedLM,

@@ -103,7 +103,7 @@ def make_plan(
     reads_values = can_read_values and is_masked and not (boundaries.is_trusted and reads_on_device)
 
     layout = make_layout(tokens, config.vocab_size, boundaries, attention_mask, is_packed, reads_values)
-    if backend == "cpu_tiled" and layout.max_length < SHORTEST_TILED:
+    if backend == "cpu_tiled" and layout.max_length < SHORTEST_TILED:  # type: ignore[operator]  # packed: it is known
         backend = "sdpa"
     row = find_backend(backend)
     if is_packed:

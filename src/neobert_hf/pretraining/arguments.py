@@ -23,8 +23,10 @@ VALUES = [field.name for field in fields(Recipe) if field.name not in ("config",
 class CorpusArguments:
     """Text and its tokens."""
 
-    train_files: list[str] = HfArg(default=None, help="Text, JSON lines, CSV or Parquet files to train on.")
-    validation_files: list[str] = HfArg(default=None, help="Files to evaluate on. Default: documents are held out.")
+    train_files: list[str] | None = HfArg(default=None, help="Text, JSON lines, CSV or Parquet files to train on.")
+    validation_files: list[str] | None = HfArg(
+        default=None, help="Files to evaluate on. Default: documents are held out."
+    )
     num_held_out: int = HfArg(default=1000, help="Documents held out if there are no validation_files.")
     dataset_name: str = HfArg(default=None, help="Dataset of the Hub. Default: without files, the recipe's dataset.")
     dataset_config: str = HfArg(default=None, help="Configuration of the dataset.")

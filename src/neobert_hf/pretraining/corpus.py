@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from datasets import IterableDataset, load_dataset
 
@@ -50,7 +51,7 @@ class Corpus:
             raise ValueError(f"files={self.files} and dataset_name={self.dataset_name!r}: give exactly one of them")
         if self.sample_by not in SAMPLES:
             raise ValueError(f"sample_by={self.sample_by!r} is not one of {', '.join(SAMPLES)}")
-        for file in self.files or ():
+        for file in as_list(self.files):
             if not Path(file).is_file():
                 raise FileNotFoundError(f"{file} does not exist or is not a file; check the path")
 
@@ -68,11 +69,11 @@ class Corpus:
         A dataset in a folder is identified by its files. A dataset on the Hub is identified by its name, so a change there is not
         detected.
         """
-        source = {"text_column": self.text_column}
+        source: dict[str, Any] = {"text_column": self.text_column}
         if self.files:
-            return {**source, "files": _describe(list(map(Path, self.files))), "sample_by": self.sample_by}
+            return {**source, "files": _describe(list(map(Path, as_list(self.files)))), "sample_by": self.sample_by}
         source |= {"dataset_name": self.dataset_name, "dataset_config": self.dataset_config, "split": self.split}
-        folder = Path(self.dataset_name)
+        folder = Path(str(self.dataset_name))
         if folder.is_dir():
             files = (file for file in sorted(folder.rglob("*")) if file.is_file())
             source["files"] = _describe(
@@ -91,7 +92,7 @@ class Corpus:
             ValueError: The dataset has no such column, or there is no text.
         """
         if self.files:
-            parts = [(str(Path(file).resolve()), part) for file in self.files for part in range(num_parts)]
+            parts = [(str(Path(file).resolve()), part) for file in as_list(self.files) for part in range(num_parts)]
             options = {"num_parts": num_parts, "text_column": self.text_column, "sample_by": self.sample_by}
             stream = IterableDataset.from_generator(_read, gen_kwargs={"parts": parts, **options})
         else:
@@ -104,7 +105,7 @@ class Corpus:
             options = {"place": self.dataset_name, "text_column": self.text_column}
             stream = stream.select_columns([self.text_column]).map(_checked_row, with_indices=True, fn_kwargs=options)
         if next(iter(stream), None) is None:
-            name = self.dataset_name or ", ".join(map(str, self.files))
+            name = self.dataset_name or ", ".join(as_list(self.files))
             raise ValueError(f"{name} holds no document; give a source with text")
         return stream
 
@@ -140,7 +141,7 @@ def _describe(files: list[Path]) -> list[dict]:
 
 def _hash(file: Path, size: int, share: float) -> str:
     """Hash this share of the content, as evenly spaced samples."""
-    digest, starts = hashlib.sha256(), range(0, size, SAMPLE_BYTES)
+    digest, starts = hashlib.sha256(), list(range(0, size, SAMPLE_BYTES))
     num_samples = max(MIN_SAMPLES, math.ceil(share * len(starts)))
     if len(starts) > num_samples:
         starts = [i * (size - SAMPLE_BYTES) // (num_samples - 1) for i in range(num_samples)]

@@ -80,7 +80,7 @@ class Documents(Sequence):
     def __len__(self) -> int:
         return self._first[-1]
 
-    def __getitem__(self, number: int) -> np.ndarray:
+    def __getitem__(self, number: int) -> np.ndarray:  # type: ignore[override]  # no slices
         """Token ids of a document, (T,)."""
         if not 0 <= number < len(self):
             raise IndexError(f"document {number} of {len(self)}")

@@ -93,7 +93,7 @@ class MuonWithAdamW(Optimizer):
         return loss
 
 
-class MuonInParts(Muon):
+class MuonInParts(Muon):  # type: ignore[misc, valid-type]  # the class that this torch has
     """torch's Muon, which takes the parts of a fused matrix as matrices of their own.
 
     A group has `parts`, the number of parts of its matrices, and `rows`, the number of consecutive rows of a part: the rows of a

@@ -173,7 +173,7 @@ class PackedRows(Dataset):
         self.documents = documents.documents if isinstance(documents, Selection) else documents
         self.plan, self.rows_per_pass = plan, len(plan)
         self.num_rows = num_rows or len(plan)
-        self._order = (None, None)  # number of a pass, and the order of the rows in it
+        self._order: tuple = (None, None)  # number of a pass, and the order of the rows in it
 
     @property
     def packing_efficiency(self) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -211,7 +212,7 @@ def _pieces_in_order(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """All pieces in random order, a block at a time: their documents, their numbers, and their lengths."""
     is_chunked = settings.long_documents == "chunk" and settings.max_length is not None
-    first = np.concatenate([[0], _num_pieces(lengths, settings).cumsum()]) if is_chunked else None
+    first: Any = np.concatenate([[0], _num_pieces(lengths, settings).cumsum()]) if is_chunked else None
     num_places = int(first[-1]) if is_chunked else len(lengths)
     if not num_places:
         return
@@ -258,8 +259,8 @@ def write_packing_plan(
     if isinstance(documents, Documents):
         documents = Selection(documents)
     beside = documents.documents.folder
-    settings = PackingSettings(max_tokens, max_length, special_tokens=documents.documents.special_tokens, **settings)
-    made_from = {"documents": documents.identity, "settings": vars(settings)}
+    packing = PackingSettings(max_tokens, max_length, special_tokens=documents.documents.special_tokens, **settings)
+    made_from = {"documents": documents.identity, "settings": vars(packing)}
     name = content_hash(made_from)[:16]
     folder = beside / PLANS / name
     if not (folder / PLAN).exists():
@@ -267,7 +268,7 @@ def write_packing_plan(
             folder = Path(fallback_folder, name)
         with only_writer(folder, LOCK, wait=True):
             if not (folder / PLAN).exists():  # of another process, meanwhile
-                _write(folder, make_packing_plan(documents.lengths, settings, show_progress), made_from)
+                _write(folder, make_packing_plan(documents.lengths, packing, show_progress), made_from)
     return read_packing_plan(folder)
 
 
@@ -295,4 +296,4 @@ def read_packing_plan(folder: str | Path) -> PackingPlan:
         raise ValueError(f"{folder} is damaged ({error}); remove it, and the next run makes the plan again") from error
     stored = content["settings"]
     settings = PackingSettings(**{**stored, "special_tokens": tuple(stored["special_tokens"])})
-    return PackingPlan(*arrays, content["num_pieces"], content["num_tokens"], settings, folder)
+    return PackingPlan(arrays[0], arrays[1], content["num_pieces"], content["num_tokens"], settings, folder)

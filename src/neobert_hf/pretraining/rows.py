@@ -132,7 +132,8 @@ def training_rows(data: CorpusArguments, training: PretrainingArguments, documen
         ValueError: The mixture draws from documents of a length that no document has, or a plan is damaged.
         OSError: A plan cannot be written.
     """
-    parts, num_rows = [], training.max_steps * training.rows_per_step
+    num_rows = training.max_steps * training.rows_per_step
+    parts: list[PackedRows | None] = []
     options = {
         "max_length": training.max_length,
         "long_documents": data.long_documents,

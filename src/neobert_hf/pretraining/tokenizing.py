@@ -147,7 +147,7 @@ def tokenizing_tasks(
     for mark in folder.glob(f"{LOGS}/completions/*"):
         if not _is_whole(folder, int(mark.name)):  # after a power failure
             mark.unlink()
-    steps = [partial(read_task, corpus, num_parts), partial(write_task, folder, workers != 1)]
+    steps: list[Callable] = [partial(read_task, corpus, num_parts), partial(write_task, folder, workers != 1)]
     return steps, settings["num_tasks"]
 
 

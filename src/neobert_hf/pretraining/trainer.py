@@ -63,8 +63,7 @@ class PretrainingTrainer(CheckedCheckpoints):
         self.recipe, self._make_optimizer = recipe, optimizer
         self._schedule = schedule or recipe.learning_rate_factor
         self.args.logging_nan_inf_filter = False  # the filter would hide a loss that must stop the run
-        self.counter, self.held_out = None, None
-        self._peak = self._last_log = None
+        self.held_out: TokenCounter | None = None
         if self.is_fsdp_enabled:
             keep_float32(self.accelerator.state.fsdp_plugin)
         if self.is_deepspeed_enabled:
@@ -148,6 +147,7 @@ class PretrainingTrainer(CheckedCheckpoints):
         return state.end_of_dataloader and 0 < state.remainder <= self.accelerator.process_index
 
     def _held_out_figures(self):
+        assert self.held_out is not None
         counts = self.held_out.totals(self.accelerator)
         num_masked = counts["num_masked"] or math.nan  # there is no mean over no tokens
         loss = counts["loss_sum"] / num_masked

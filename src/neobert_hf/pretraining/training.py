@@ -188,7 +188,7 @@ def build_model(
     if variant is not None:
         if recipe.architecture != "neobert":
             raise ValueError(f"architecture={recipe.architecture!r} and model are both given; give one of them")
-        config_class = variant.config_class if isinstance(variant, type) else NeoBERTConfig
+        config_class = variant.config_class if isinstance(variant, type) else NeoBERTConfig  # type: ignore[attr-defined]
     values = dict(recipe.config, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
     context = recipe.max_length + tokenizer.pad_token_id + 1  # position ids of RoBERTa start at pad_token_id + 1
     if recipe.architecture != "neobert":
@@ -262,7 +262,7 @@ def load_model(init_from: str, variant: ModelOrClass | None = None) -> PreTraine
             f"model={variant.__qualname__} is a function, which makes new weights, but phase 2 loads those of init_from; "
             "give a class"
         )
-    return variant.from_pretrained(init_from, dtype=torch.float32)
+    return variant.from_pretrained(init_from, dtype=torch.float32)  # type: ignore[attr-defined]  # of a model
 
 
 def optimizer_of(recipe: Recipe, model: PreTrainedModel) -> MakeOptimizer | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -71,7 +71,7 @@ def save_adapter(model: PeftModel, folder: str | Path) -> None:
     write_json(Path(folder, BASE_FILE), {**labels, **_sample(base)})
 
 
-def open_adapter(model_class: type, folder: str | Path, base: str | None = None, **options) -> PeftModel:
+def open_adapter(model_class: type[Any], folder: str | Path, base: str | None = None, **options) -> PeftModel:
     """Put an adapter of `save_adapter` on its base model, with the names of its classes.
 
     Args:

@@ -4,6 +4,7 @@
 
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import datasets
 import torch
@@ -23,8 +24,14 @@ RESUME = (
 )
 
 
+if TYPE_CHECKING:
+    from transformers import TrainingArguments as Mixin
+else:
+    Mixin = object
+
+
 @dataclass
-class PrecisionArguments:
+class PrecisionArguments(Mixin):
     """Training arguments with bf16 only if it is faster on this machine, and with what the model's card says.
 
     A mixin before a class of TrainingArguments.
@@ -47,7 +54,8 @@ class PrecisionArguments:
             self.resume_from_checkpoint = "last"
         has_shares = int(transformers.__version__.split(".")[0]) >= 5  # older versions have them in warmup_ratio
         if 0 < self.warmup_steps < 1 and not has_shares:
-            self.warmup_ratio, self.warmup_steps = self.warmup_ratio or self.warmup_steps, 0
+            self.warmup_ratio = self.warmup_ratio or self.warmup_steps
+            self.warmup_steps: float = 0
         if self.auto_precision and not (self.bf16 or self.fp16):
             device = "cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu"
             self.bf16 = best_dtype(device) == torch.bfloat16

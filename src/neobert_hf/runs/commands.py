@@ -37,12 +37,10 @@ class CommandParser(HfArgumentParser):
         kwargs: Of `argparse.ArgumentParser`.
     """
 
-    def __init__(self, dataclass_types, **kwargs):
-        types = [dataclass_types] if is_dataclass(dataclass_types) else list(dataclass_types)
-        kwargs = {
-            "usage": "%(prog)s --ARGUMENT VALUE ...",
-            "formatter_class": argparse.RawDescriptionHelpFormatter,
-        } | kwargs
+    def __init__(self, dataclass_types, **kwargs: Any):
+        types: list[Any] = [dataclass_types] if is_dataclass(dataclass_types) else list(dataclass_types)
+        kwargs.setdefault("usage", "%(prog)s --ARGUMENT VALUE ...")
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(types, add_help=not types, **kwargs)
         if not types:
             return
@@ -80,7 +78,7 @@ class CommandParser(HfArgumentParser):
             self.error(f"unknown argument {rest[0]}")
         return tuple(parsed)
 
-    def error(self, message: str) -> NoReturn:
+    def error(self, message: str) -> NoReturn:  # type: ignore[misc]  # `exit` of an untyped library ends it
         """End with one line, without the usage that argparse prints before it, and status 2."""
         self.exit(2, f"{self.prog}: error: {message}; --help lists the arguments\n")
 
@@ -88,8 +86,8 @@ class CommandParser(HfArgumentParser):
 class _ShortHelp(argparse.Action):
     """Show the short help of a `CommandParser`, then exit."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, nargs=0, **kwargs)
+    def __init__(self, option_strings, dest, **kwargs):
+        super().__init__(option_strings, dest, nargs=0, **kwargs)
 
     def __call__(self, parser, namespace, values, option_string=None):
         parser.short_help.print_help()
@@ -180,6 +178,6 @@ def _extra_with(module: str) -> str | None:
         return None
     for requirement in requirements:
         distribution, _, extra = requirement.partition("; extra == ")
-        if extra and re.match(r"[\w.-]+", distribution)[0].replace("_", "-").lower() == name:
+        if extra and re.findall(r"[\w.-]+", distribution)[0].replace("_", "-").lower() == name:
             return extra.strip('"')
     return None

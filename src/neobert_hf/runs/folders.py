@@ -32,7 +32,7 @@ RESULTS = (
 # And what only a resume needs, and the logs.
 METRICS = "metrics.jsonl"
 EVENTS = "events.out.tfevents.*"  # of TensorBoard
-TRAINING_FILES = (RUN, LOCK, WRITTEN, METRICS, "checkpoint-[0-9]*/*", "checkpoint-[0-9]*/*/*")
+TRAINING_FILES: tuple[str, ...] = (RUN, LOCK, WRITTEN, METRICS, "checkpoint-[0-9]*/*", "checkpoint-[0-9]*/*/*")
 TRAINING_FILES += (f"runs/{EVENTS}", f"runs/*/{EVENTS}", f"runs/*/*/{EVENTS}")
 # Arguments that determine the loss curve; a resumed run must have the same values.
 CURVE = (
@@ -80,7 +80,7 @@ def _as_first_process(function: Callable, *args) -> Any:
     """Call a function in the first process only; every process returns its result or raises its error."""
     if not distributed.is_available() or not distributed.is_initialized():
         return function(*args)
-    answer = [None, None]
+    answer: list[Any] = [None, None]
     if distributed.get_rank() == 0:
         try:
             answer[0] = function(*args)

@@ -21,7 +21,7 @@ def environment() -> dict:
     lines = file.read_text().split("\n\n")[0].splitlines() if file.exists() else []
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     processor = facts.get("model name") or platform.processor() or platform.machine()
-    if generation := EPYC_GENERATIONS.get((facts.get("cpu family"), facts.get("model"))):
+    if generation := EPYC_GENERATIONS.get((facts.get("cpu family", ""), facts.get("model", ""))):
         processor += f", {generation} generation" if processor == "AMD EPYC" else ""
     instructions = torch.backends.cpu.get_cpu_capability().replace("AVX512", "AVX-512")
     instructions += " with bf16" if has_bf16_instructions() else " only"
