@@ -19,9 +19,9 @@ from ..files.trust import resolve
 from ..files.writing import replacing
 from ..hub.card import CARD, write_card
 from ..hub.eurobert import as_eurobert, settings_of
-from ..hub.layouts import FLOATS, WEIGHTS, read_config, read_header
+from ..hub.layouts import FLOATS, WEIGHTS, quiet, read_config, read_header
 from ..runs.record import CARD_WRITER
-from .graphs import CLASSIFICATION, EMBEDDING, LOADING, TASKS, EmbeddingGraph, Graph, quiet
+from .graphs import CLASSIFICATION, EMBEDDING, LOADING, TASKS, EmbeddingGraph, Graph
 from .onnx_model import Arrays
 from .parity import Reference
 

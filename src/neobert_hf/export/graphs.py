@@ -5,11 +5,6 @@ Axes: `B` rows, `L` columns; `D` hidden, or the dimension of an embedding.
 
 from __future__ import annotations
 
-import io
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +24,7 @@ from ..files.trust import (
     read_json,
     resolve,
 )
-from ..hub.layouts import check_weights, class_of, read_config
+from ..hub.layouts import check_weights, class_of, quiet, read_config
 from ..model import modeling_neobert
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
 
@@ -137,19 +132,6 @@ class EmbeddingGraph(Graph):
         if not self.keeps_tokens:
             states = embedding[:, None].expand(-1, input_ids.shape[1], -1)
         return states, embedding
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Hide what libraries print and warn of while they load and export a model; errors pass."""
-    before = logging.root.manager.disable
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(before)
 
 
 def load_graph(source: str | Path, task: str | None = None) -> Graph:
