@@ -55,7 +55,10 @@ class Graph(nn.Module):
         model: The NeoBERT.
         tokenizer: Its tokenizer, or None if the folder has none.
         prompts: What the folder says of the prompt before each text of a classifier; empty if it has none.
+        origin: Folder or Hub id from which it was loaded, and the folder.
     """
+
+    origin: tuple[str, Path]
 
     def __init__(self, task: str, model: NeoBERTPreTrainedModel, tokenizer: PreTrainedTokenizerBase | None):
         super().__init__()
@@ -176,6 +179,7 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
     check_weights(graph.model, folder, graph.task, graph)
     if graph.task == CLASSIFICATION and (is_chain or kind == "CrossEncoder"):
         _keep_scores(graph, folder, kind)
+    graph.origin = str(source), folder
     left_out, saved = modules[1:], class_of(read_config(folder).get("architectures"))
     # the head of a masked language model is one of the pretraining
     if saved not in (None, type(graph.model), AUTO_CLASSES["AutoModelForMaskedLM"]):

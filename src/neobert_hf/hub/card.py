@@ -15,7 +15,8 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from ..embeddings.models import is_head, read_kind, read_modules
-from ..files.texts import as_list, printable
+from ..files.messages import say
+from ..files.texts import as_list
 from ..files.trust import check_links, read_json
 from ..files.writing import writing
 from ..runs.adapters import labels_of_adapter
@@ -141,7 +142,7 @@ def write_card(
         handle.write(str(card).encode())
     if example:
         line = f"{folder / CARD} shows a row of your data, {' | '.join(example)!r}; replace it if it must stay private"
-        print(printable(line), flush=True)
+        say(line)
 
 
 def plain(value: Any) -> Any:
