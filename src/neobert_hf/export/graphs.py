@@ -13,11 +13,10 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import get_logger
 
-from ..embeddings.models import SETTINGS, check_modules, has_head, read_modules
+from ..embeddings.models import SETTINGS, adopt, check_modules, has_head, read_modules
 from ..files.texts import printable
 from ..files.trust import (
     check_links,
-    check_vocabulary,
     holds_tokenizer,
     keep_known_settings,
     load_tokenizer,
@@ -25,7 +24,6 @@ from ..files.trust import (
     resolve,
 )
 from ..hub.layouts import check_weights, class_of, quiet, read_config
-from ..model import modeling_neobert
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
 
 if TYPE_CHECKING:
@@ -159,28 +157,18 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
         )
     kind = check_modules(folder) or "SentenceTransformer"
     modules = [kind.rpartition(".")[2] for _, kind in read_modules(folder)]
+    names = read_config(folder).get("architectures") or [None]
+    saved = class_of(names)
     is_chain = bool(modules[kind == "CrossEncoder" :])  # the model of a CrossEncoder may have its head
-    if task is None and not is_chain:
-        task = _saved_task(folder, read_config(folder))
     if task == EMBEDDING or (is_chain and task in (None, CLASSIFICATION)):
-        chain = _load_chain(folder, kind, task)
-        has_classes = kind == "CrossEncoder" or has_head(chain)
-        if task == CLASSIFICATION and not has_classes:
-            raise ValueError(
-                f"{folder} holds an embedding model without classes; leave out task, or export a classifier"
-            )
-        graph, modules = EmbeddingGraph(chain, task or (CLASSIFICATION if has_classes else EMBEDDING)), []
+        graph, modules = _load_chain(folder, kind, task), []
     else:
-        tokenizer = load_tokenizer(str(folder)) if holds_tokenizer(folder) else None
-        with quiet():  # transformers reports a head that is missing, and so does `check_weights`
-            model = AUTO_CLASSES[TASKS[task][0]].from_pretrained(folder, **LOADING)
-        keep_known_settings(model.config, folder)
-        graph = Graph(task, model, tokenizer)
-    check_weights(graph.model, folder, graph.task, graph)
+        graph = _load_model(folder, task or _task_of(saved, names[0], folder))
     if graph.task == CLASSIFICATION and (is_chain or kind == "CrossEncoder"):
         _keep_scores(graph, folder, kind)
+    check_weights(graph.model, folder, graph.task, graph)
     graph.origin = str(source), folder
-    left_out, saved = modules[1:], class_of(read_config(folder).get("architectures"))
+    left_out = modules[1:]
     # the head of a masked language model is one of the pretraining
     if saved not in (None, type(graph.model), AUTO_CLASSES["AutoModelForMaskedLM"]):
         left_out.append(f"the head of {saved.__name__}")
@@ -189,6 +177,26 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
     if left_out:
         logger.warning(f"{source} has {printable(', '.join(left_out))}, which the files for {graph.task} leave out")
     return graph.float().eval()
+
+
+def _task_of(model_class: type[NeoBERTPreTrainedModel] | None, name: str | None, folder: Path) -> str:
+    """The task of the class that config.json names."""
+    for task, (auto_class, _) in TASKS.items():
+        if model_class is AUTO_CLASSES[auto_class]:
+            return task
+    raise ValueError(
+        f"{folder} has no config.json of a NeoBERT that can be exported, it names {name}; give the folder of a saved model, "
+        f"or one of these as task: {', '.join(TASKS)}"
+    )
+
+
+def _load_model(folder: Path, task: str) -> Graph:
+    """Load a NeoBERT with the head of a task."""
+    tokenizer = load_tokenizer(str(folder)) if holds_tokenizer(folder) else None
+    with quiet():  # transformers reports a head that is missing, and so does `check_weights`
+        model = AUTO_CLASSES[TASKS[task][0]].from_pretrained(folder, **LOADING)
+    keep_known_settings(model.config, folder)
+    return Graph(task, model, tokenizer)
 
 
 def _keep_scores(graph: Graph, folder: Path, kind: str) -> None:
@@ -219,21 +227,8 @@ def _keep_scores(graph: Graph, folder: Path, kind: str) -> None:
     config.problem_type = types[name]
 
 
-def _saved_task(folder: Path, config: dict) -> str:
-    """The task for which a NeoBERT was saved."""
-    names = config.get("architectures") or [None]
-    model_class = getattr(modeling_neobert, str(names[0]), None)
-    for task, (auto_class, _) in TASKS.items():
-        if model_class is AUTO_CLASSES[auto_class]:
-            return task
-    raise ValueError(
-        f"{folder} has no config.json of a NeoBERT that can be exported, it names {names[0]}; give the folder of a saved model, "
-        f"or one of these as task: {', '.join(TASKS)}"
-    )
-
-
-def _load_chain(folder: Path, kind: str, task: str | None) -> SentenceTransformer | CrossEncoder:
-    """Load an embedding model or a reranker that a graph can hold, or a bare NeoBERT with mean pooling."""
+def _load_chain(folder: Path, kind: str, task: str | None) -> EmbeddingGraph:
+    """Load an embedding model, a classifier or a reranker that a graph can hold, or a bare NeoBERT with mean pooling."""
     from sentence_transformers import CrossEncoder
 
     from ..embeddings.common_form import SentenceTransformer
@@ -259,7 +254,8 @@ def _load_chain(folder: Path, kind: str, task: str | None) -> SentenceTransforme
         )
     if chain[0].processing_kwargs:
         raise ValueError(f"{folder} has processing_kwargs, which only torch reads; set max_seq_length instead")
-    check_vocabulary(chain.tokenizer, folder, chain[0].config.vocab_size)
-    keep_known_settings(chain[0].config, folder)
-    chain[0].processor = keep_known_settings(chain.tokenizer, folder)
-    return chain
+    has_classes = kind == "CrossEncoder" or has_head(chain)
+    if task == CLASSIFICATION and not has_classes:
+        raise ValueError(f"{folder} holds an embedding model without classes; leave out task, or export a classifier")
+    adopt(chain[0], folder)
+    return EmbeddingGraph(chain, task or (CLASSIFICATION if has_classes else EMBEDDING))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from ..embeddings.models import is_head, read_kind, read_modules
@@ -21,6 +20,7 @@ from ..files.trust import check_links, read_json
 from ..files.writing import writing
 from ..runs.adapters import labels_of_adapter
 from ..runs.record import CARD_IS_EDITED, CARD_WRITER, MINI, RECORD, is_generated, origin_of
+from .layouts import FLOATS, read_header
 
 CARD = "README.md"
 UNKNOWN_LICENSE = "The licence is not known: ask the author before you use it."
@@ -232,14 +232,10 @@ def _has_classes(folder: Path, config: PretrainedConfig) -> bool:
 
 def _count_parameters(folder: Path) -> tuple[int, str]:
     """Number of parameters of a folder and the dtype of the first one, from the headers of its files."""
-    number, dtypes = 0, []
-    for file in (*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("[0-9]*_*/*.safetensors"))):
-        with safe_open(file, "pt") as tensors:
-            slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118  (not a dict)
-        number += sum(math.prod(part.get_shape()) for part in slices)
-        dtypes += [part.get_dtype() for part in slices]
-    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-    return number, names.get(dtypes[0], dtypes[0]) if dtypes else ""
+    files = (*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("[0-9]*_*/*.safetensors")))
+    tensors = [tensor for file in files for tensor in read_header(file).values()]
+    dtype = tensors[0].dtype if tensors else ""
+    return sum(math.prod(tensor.shape) for tensor in tensors), str(FLOATS.get(dtype, dtype)).removeprefix("torch.")
 
 
 def _results(task: str, score: Mapping[str, Any]) -> list[tuple[EvalResult, float | None]]:

@@ -23,9 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from ..embeddings.models import read_kind, read_modules
 from ..files.texts import printable
 from ..files.trust import (
-    FolderTokenizer,
     check_links,
-    check_vocabulary,
     foreign_settings,
     holds_tokenizer,
     leaves,
@@ -341,21 +339,15 @@ def check_tokenizer(subject: Subject) -> Findings:
     named = subject.attempt("settings", read_json, settings)  # `check_json` says what is damaged
     kind = named.get("tokenizer_class") if isinstance(named, dict) else None
     kind = str(kind or subject.config.get("tokenizer_class") or "")
-    # Another name may be that of a class that opens pickles.
-    is_opened = re.fullmatch(r"|\w+Tokenizer(Fast)?", kind)
     try:
         own = Tokenizer.from_file(str(file)) if file.is_file() else None
-        if is_opened:
-            opened = load_tokenizer(str(folder), vocab_size, subject.shape or NeoBERTConfig())
-        else:
-            opened = FolderTokenizer.from_pretrained(folder)
-            check_vocabulary(opened, folder, vocab_size)
+        opened = load_tokenizer(str(folder), vocab_size, subject.shape or NeoBERTConfig())
         words = (own or opened).get_vocab()
         if (last := max(words.values())) >= vocab_size or len({*words.values()}) < len(words):
             raise ValueError(
                 f"its last token has the id {last} of {vocab_size} embeddings, or two of its tokens have one id"
             )
-        differing = differing_text(opened, own) if is_opened and own is not None else None
+        differing = None if own is None else differing_text(opened, own)
     except ValueError as error:
         yield "tokenizer-vocabulary", where, one_line(error)
         return

@@ -19,7 +19,7 @@ from torch import nn
 from ..files.trust import read_json
 from ..model import modeling_neobert
 from ..model.configuration_neobert import NeoBERTConfig
-from ..model.modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel
+from ..model.modeling_neobert import NeoBERTPreTrainedModel
 from ..model.weight_files_neobert import check_names, explain_damaged_file, read_index
 
 WEIGHTS = "model.safetensors"
@@ -167,12 +167,6 @@ def class_of(architectures: list[str] | None) -> type[NeoBERTPreTrainedModel] | 
     found = getattr(modeling_neobert, str(next(iter(names), "")), None)
     is_class = isinstance(found, type) and issubclass(found, NeoBERTPreTrainedModel)
     return found if is_class and found is not NeoBERTPreTrainedModel else None
-
-
-def expected_shapes(model: NeoBERTPreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter by its published name; the model may be on the device meta, without numbers."""
-    prefix = "model." if isinstance(model, NeoBERTModel) else ""
-    return {f"{prefix}{name}": tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 @contextmanager
