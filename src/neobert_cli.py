@@ -239,6 +239,7 @@ def doctor(parser: Parser) -> Run:
     def run(source: str, base: str | None, as_json: bool) -> None:
         from neobert_hf.hub.doctor import examine, report_lines
 
+        _hide_progress_bars()
         report = examine(source, base)
         print(json.dumps(report) if as_json else "\n".join(report_lines(report)))
         raise SystemExit(0 if report["is_clean"] else 1)

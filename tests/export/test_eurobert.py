@@ -18,9 +18,9 @@ import neobert_cli
 import neobert_hf
 from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.export import export_model, exporting
-from neobert_hf.hub import convert
+from neobert_hf.hub import convert, eurobert
 from neobert_hf.hub.convert import as_published, read_weights
-from neobert_hf.hub.eurobert import as_eurobert, from_eurobert
+from neobert_hf.hub.eurobert import as_eurobert, from_eurobert, write_card_of_twin
 from neobert_hf.hub.layouts import read_checkpoint
 
 MINI = Path(neobert_hf.MINI_MODEL_PATH)
@@ -117,10 +117,8 @@ def test_an_embedding_model_keeps_its_modules_prompts_and_vectors(tmp_path):
 def test_the_card_of_a_model_on_the_hub_names_it_as_the_base(masked_lm, tmp_path):
     from huggingface_hub import ModelCard
 
-    from neobert_hf.export.eurobert import _write_card  # it imports classes that an older transformers lacks
-
     export_model(masked_lm, tmp_path / "twin", to="eurobert")
-    _write_card("org/name", masked_lm, tmp_path / "twin")
+    write_card_of_twin("org/name", masked_lm, tmp_path / "twin")
     data = ModelCard.load(tmp_path / "twin/README.md").data
     assert (data.base_model, data.base_model_relation, data.pipeline_tag) == ("org/name", "finetune", "fill-mask")
     assert data.tags == ["neobert", "eurobert"]
@@ -346,8 +344,6 @@ def test_a_model_that_has_no_twin_is_refused_in_one_line_and_nothing_is_written(
 
 
 def test_a_twin_that_differs_from_torch_is_refused_and_nothing_is_left(masked_lm, tmp_path, monkeypatch):
-    from neobert_hf.export import eurobert
-
     def without_rotation(tensors, num_heads):
         """As a converter writes that takes the rows of all heads as they are."""
         return {

@@ -214,94 +214,121 @@ INTEGERS = weights(lambda tensors: tensors.update({WO: tensors[WO].to(torch.int8
 TWICE = weights(lambda tensors: tensors.update({WO.removeprefix("model."): tensors[WO] + 1}))
 CLASSES = {"classifier.weight": torch.ones(7, 32), "classifier.bias": torch.ones(7)}
 FAR = weights(lambda tensors: {k.replace("encoder.2.", "encoder.99999999999."): v for k, v in tensors.items()})
-DAMAGE = {  # what happens to a good folder, and the errors that are found, separated by spaces
-    "gate and up apart": (weights(split_gate_and_up), "w1w2"),
+DAMAGE = {  # what happens to a good folder, the errors that are found, separated by spaces; what they say
+    "gate and up apart": (weights(split_gate_and_up), "refused: gate and up are separate tensors"),
     "an export of the fork": (
         all_of(weights(split_gate_and_up), without("decoder"), config(tie_word_embeddings=True)),
-        "w1w2 tied-decoder",
+        "refused: the decoder of NeoBERT",
     ),
-    "a decoder that is there and said to be tied": (config(tie_word_embeddings=True), "tied-decoder"),
-    "a decoder without bias": (without("decoder.bias"), "tied-decoder"),
+    "a decoder that is there and said to be tied": (
+        config(tie_word_embeddings=True),
+        "refused: tie_word_embeddings=True",
+    ),
+    "a decoder without bias": (without("decoder.bias"), "refused: no decoder.bias"),
     "pickled weights": (pickled("pytorch_model.bin"), "pickle"),
     "weights of the published training": (pickled("state_dict.pt"), "pickle"),
     "states of DeepSpeed": (
         all_of(pickled("global_step3/mp_rank_00_model_states.pt"), write("latest", "global_step3")),
         "deepspeed",
     ),
-    "NeoDictaBERT": (config(encoder_init_range=0.02), "neodictabert"),
-    "tensors of another model": (weights(lambda tensors: {"bert.embeddings": torch.ones(2, 2)}), "other-tensors"),
+    "NeoDictaBERT": (config(encoder_init_range=0.02), "refused: NeoDictaBERT"),
+    "tensors of another model": (
+        weights(lambda tensors: {"bert.embeddings": torch.ones(2, 2)}),
+        "refused: no tensor has a name of NeoBERT",
+    ),
     # tensors
-    "a missing tensor": (without(WO), "tensors-missing"),
-    "a missing last block": (without("encoder.2."), "config-mismatch"),
+    "a missing tensor": (without(WO), "refused: lacks 1 encoder tensors (first: model.transformer_encoder.1.wo"),
+    "a missing last block": (without("encoder.2."), "refused: gives num_hidden_layers=3, but"),
     "another number of classes": (
         all_of(config(architectures=["NeoBERTForTokenClassification"]), weights(lambda tensors: tensors | CLASSES)),
-        "shape",
+        "refused: lacks classifier in the shapes of config.json",
     ),
-    "no head": (without("decoder."), "tensors-missing"),
-    "half a head": (without("decoder.weight"), "tensors-missing"),
-    "a tensor of an odd shape": (weights(lambda tensors: tensors.update({WO: tensors[WO][:-1]})), "shape"),
-    "a tensor under two names": (TWICE, "weights-unreadable"),
-    "names of a wrapper": (weights(lambda tensors: {f"module.{k}": v for k, v in tensors.items()}), "prefix"),
-    "integers": (INTEGERS, "dtype"),
+    "no head": (without("decoder."), "refused: lacks decoder"),
+    "half a head": (without("decoder.weight"), "refused: no decoder.weight"),
+    "a tensor of an odd shape": (
+        weights(lambda tensors: tensors.update({WO: tensors[WO][:-1]})),
+        "refused: in the shapes of config.json",
+    ),
+    "a tensor under two names": (TWICE, "refused: is the same tensor as"),
+    "names of a wrapper": (
+        weights(lambda tensors: {f"module.{k}": v for k, v in tensors.items()}),
+        "refused: neobert convert",
+    ),
+    "integers": (INTEGERS, "refused: weights of the type I8"),
     # numbers
     "NaN": (put(WO, torch.nan), "nan"),
     "NaN in a shard in a subfolder": (shards(put_nan_in_a_subfolder), "nan"),
     "infinity": (put(WO, -torch.inf), "infinity"),
     "a flipped bit": (flip_a_bit, "huge"),
     # files
-    "a pipe in the place of a config": (all_of(remove("config.json"), pipe("config.json")), "config-missing link"),
+    "a pipe in the place of a config": (
+        all_of(remove("config.json"), pipe("config.json")),
+        "refused link: has no config.json",
+    ),
     "a pipe in a subfolder": (pipe("sub/x.json"), "link"),
     "a pipe in the place of a shard": (
         shards(lambda folder, files: (folder / files["decoder.bias"]).unlink() or pipe(files["decoder.bias"])(folder)),
-        "weights-unreadable link",
+        "refused link: which is missing",
     ),
-    "a number of blocks that takes for ever": (all_of(config(num_hidden_layers=10**9), FAR), "config-mismatch"),
-    "a truncated file": (truncate, "weights-unreadable"),
+    "a number of blocks that takes for ever": (
+        all_of(config(num_hidden_layers=10**9), FAR),
+        "refused: num_hidden_layers=1000000000",
+    ),
+    "a truncated file": (truncate, "refused: it is truncated or damaged"),
     "a truncated adapter": (truncate_an_adapter, "weights-unreadable"),
     "an empty file beside an exported graph": (
         all_of(lambda folder: (folder / "onnx").mkdir(), write("onnx/model.onnx", ""), write("model.safetensors", "")),
-        "weights-unreadable",
+        "refused: it is truncated or damaged",
     ),
-    "an empty file": (write("model.safetensors", ""), "weights-unreadable"),
-    "no weights": (remove("model.safetensors"), "weights-unreadable"),
+    "an empty file": (write("model.safetensors", ""), "refused: it is truncated or damaged"),
+    "no weights": (remove("model.safetensors"), "refused: holds no weights"),
     "a missing shard": (
         shards(lambda folder, files: remove(sorted(files.values())[-1])(folder)),
-        "weights-unreadable",
+        "refused: which is missing",
     ),
-    "shards without their index": (all_of(shards(), remove("model.safetensors.index.json")), "weights-unreadable"),
+    "shards without their index": (
+        all_of(shards(), remove("model.safetensors.index.json")),
+        "refused: which names the files",
+    ),
     "a tensor that its shard lacks": (
         shards(lambda folder, files: weights_of_shard(folder / files[WO], WO)),
-        "tensors-missing",
+        "refused: lacks 1 encoder tensors",
     ),
     "a link to nothing": (
         all_of(remove("model.safetensors"), link("model.safetensors", "../blobs/lost")),
-        "link weights-unreadable",
+        "link refused: blobs/lost",
     ),
-    "an index that leaves the folder": (shards(leave_the_folder), "weights-unreadable"),
+    "an index that leaves the folder": (shards(leave_the_folder), "refused: ../outside.safetensors"),
     "a link out of the folder": (link("chat_template.jinja", "/etc/hosts"), "link"),
     # config
     "no quantization, and a missing tensor": (
         all_of(config(quantization_config=None), without(WO)),
-        "tensors-missing",
+        "refused: lacks 1 encoder tensors",
     ),
-    "an empty quantization, and integers": (all_of(config(quantization_config={}), INTEGERS), "dtype"),
-    "a quantization that is a list": (config(quantization_config=[]), "config-invalid"),
-    "a dtype that is a list": (config(dtype=[]), "config-invalid"),
-    "no config": (remove("config.json"), "config-missing"),
-    "half a config": (write("config.json", '{"model_type":'), "config-unreadable"),
-    "a config that is nested too deep": (write("config.json", '{"a":' + "[" * 200_000), "config-unreadable"),
-    "another model type": (config(model_type="bert", hidden_size=64, dim_head=16), "other-model"),
-    "a wrong value": (config(norm_eps=-1), "config-invalid"),
-    "another vocabulary": (config(vocab_size=97), "config-mismatch"),
-    "another width": (config(hidden_size=64, dim_head=16), "config-mismatch"),
-    "another SwiGLU width": (config(intermediate_size=128), "config-mismatch"),
-    "weights elsewhere": (config(transformers_weights="x.safetensors"), "weights-elsewhere"),
+    "an empty quantization, and integers": (
+        all_of(config(quantization_config={}), INTEGERS),
+        "refused: weights of the type I8",
+    ),
+    "a quantization that is a list": (config(quantization_config=[]), "refused: quantization_config=[] must be"),
+    "a dtype that is a list": (config(dtype=[]), "refused"),
+    "no config": (remove("config.json"), "refused: has no config.json"),
+    "half a config": (write("config.json", '{"model_type":'), "refused: is not JSON"),
+    "a config that is nested too deep": (write("config.json", '{"a":' + "[" * 200_000), "refused: is not JSON"),
+    "another model type": (
+        config(model_type="bert", hidden_size=64, dim_head=16),
+        "refused: this is a bert, not a NeoBERT",
+    ),
+    "a wrong value": (config(norm_eps=-1), "refused: norm_eps=-1 must be a positive number"),
+    "another vocabulary": (config(vocab_size=97), "refused: gives vocab_size=97, but its weights have 96"),
+    "another width": (config(hidden_size=64, dim_head=16), "refused: hidden_size=64, but its weights have 32"),
+    "another SwiGLU width": (config(intermediate_size=128), "refused: (of intermediate_size=108)"),
+    "weights elsewhere": (config(transformers_weights="x.safetensors"), "refused: transformers_weights"),
     "half a tokenizer config": (write("tokenizer_config.json", "{"), "json-damaged"),
     # code
     "the published code": (published_code, "rotary-buffer"),
     "code of another repository": (config(auto_map={"AutoModel": "somebody/repository--code.Model"}), "foreign-code"),
     "a pipeline of a third party": (config(custom_pipelines={"mine": {"impl": "a/b--c.D"}}), "foreign-code"),
-    "code without one of its files": (remove("losses_neobert.py"), "code-incomplete"),
+    "code without one of its files": (remove("losses_neobert.py"), "code-damaged: imports losses_neobert.py"),
     "half a file of code": (write("losses_neobert.py", "def f("), "code-damaged"),
     # tokenizer
     "a tokenizer of another model": (
@@ -331,21 +358,21 @@ DAMAGE = {  # what happens to a good folder, and the errors that are found, sepa
     "a tokenizer without its vocabulary": (remove("tokenizer.json"), "tokenizer-missing"),
     # embedding models
     "NaN in an embedding model": (embedding(put(WO.removeprefix("model."), torch.nan)), "nan"),
-    "a pickled module": (
-        embedding(lambda folder: torch.save({}, folder / "1_Pooling/pytorch_model.bin")),
-        "pickle",
+    "a pickled module": (embedding(lambda folder: torch.save({}, folder / "1_Pooling/pytorch_model.bin")), "pickle"),
+    "modules that are a string": (embedding(write("modules.json", '"x"')), "refused: modules.json is no list"),
+    "settings that are a list": (
+        embedding(write("config_sentence_transformers.json", "[]")),
+        "refused: is no JSON object",
     ),
-    "modules that are a string": (embedding(write("modules.json", '"x"')), "modules"),
-    "settings that are a list": (embedding(write("config_sentence_transformers.json", "[]")), "modules"),
     "an adapter without its base": (
         lambda folder: (
             save_file({"a": torch.ones(1)}, folder / "adapter_model.safetensors")
             or write("adapter_config.json", "{}")(folder)
         ),
-        "adapter",
+        "refused: names no base_model_name_or_path",
     ),
-    "no list of modules": (embedding(write("modules.json", "[1]")), "modules"),
-    "a module outside": (embedding(put_pooling_outside), "module-outside"),
+    "no list of modules": (embedding(write("modules.json", "[1]")), "refused: modules.json is no list"),
+    "a module outside": (embedding(put_pooling_outside), "module-missing: outside the folder"),
     "a missing module": (embedding(remove("1_Pooling")), "module-missing"),
     "a module of a third party": (
         embedding(changed(lambda modules: modules[1].update(type="somebody.Pooling"), "modules.json")),
@@ -371,12 +398,14 @@ def weights_of_shard(file, name):
 @pytest.mark.parametrize("name", DAMAGE)
 def test_each_damage_is_found_and_nothing_else_and_the_folder_is_unchanged(good, tmp_path, name):
     damage, expected = DAMAGE[name]
+    expected, _, words = expected.partition(": ")
     shutil.copytree(good, tmp_path / "model")
     damage(tmp_path / "model")
     before = content(tmp_path)
     report = examine(tmp_path / "model")
     assert codes(report) == set(expected.split()), report["findings"]
     assert not report["is_clean"] and content(tmp_path) == before
+    assert words in str([[*finding.values()] for finding in report["findings"]])
     for finding in report["findings"]:
         assert finding["where"] and len(finding["meaning"]) > 20 and len(finding["mend"]) > 10
         assert "\n" not in finding["meaning"] + finding["mend"]

@@ -10,14 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..files.modules import SETTINGS
 from ..files.writing import check_target, new_folder, write_json, writing
-from ..hub.layouts import WEIGHTS
-from .graphs import EMBEDDING, EmbeddingGraph, Graph, load_graph
+from ..hub.eurobert import save_twin, twin_config, write_card_of_twin
+from ..hub.layouts import WEIGHTS, quiet
+from .graphs import EMBEDDING, LOADING, EmbeddingGraph, Graph, load_graph
 from .onnx import write_int8, write_onnx, write_openvino
-from .onnx_model import FILES, open_graph
+from .onnx_model import FILES, Arrays, Run, open_graph
 from .parity import Reference
 
 logger = logging.get_logger(__name__)
@@ -65,13 +69,11 @@ def export_model(
     check_target(Path(out))
     graph = load_graph(source, task)
     if formats == {"eurobert"}:
-        from .eurobert import config_of, write_eurobert  # transformers before 5.3 has no EuroBERT
-
-        config_of(graph)  # an error if it has no such twin
+        twin_config(graph.model, graph.task, graph.tokenizer)  # an error if it has no such twin
     reference = Reference(graph)
     with new_folder(Path(out)) as built:
         if formats == {"eurobert"}:
-            report = {WEIGHTS: write_eurobert(reference, built, source)}
+            report = {WEIGHTS: _write_eurobert(reference, built)}
         else:
             report = {
                 name: _write_file(reference, built / name, write, kind)
@@ -152,6 +154,50 @@ def _write_file(reference: Reference, file: Path, write: Callable[[Path], None],
     from .gguf import llama_cpp_runner
 
     return {**entry, **reference.check(file, llama_cpp_runner(file, reference.graph), kind)}
+
+
+def _write_eurobert(reference: Reference, folder: Path) -> dict[str, Any]:
+    """Write the twin of a model with tokenizer, modules of an embedding model, and card; compare it with torch in float32.
+
+    The weights keep the dtype in which the source stores them. The graph loses the model, so that the memory holds one.
+
+    Returns:
+        Its entry of the report.
+    """
+    graph, file = reference.graph, folder / WEIGHTS
+    config, (source, origin) = twin_config(graph.model, graph.task, graph.tokenizer), graph.origin
+    dtype = save_twin(graph.model, config, origin, folder)
+    if graph.tokenizer is not None:
+        graph.tokenizer.save_pretrained(folder)
+    graph.model = None
+    if isinstance(graph, EmbeddingGraph):
+        with quiet():
+            graph.chain[0].model = transformers.EuroBertModel.from_pretrained(folder, dtype=dtype)
+        graph.chain.save(str(folder), create_model_card=False)
+        graph.chain[0].model = None
+        config.save_pretrained(folder)  # again: the chain writes the dtype of the weights
+    model_class = getattr(transformers, config.architectures[0])
+    found = {"bytes": file.stat().st_size} | reference.check(file, _twin_runner(graph, model_class, folder), "float32")
+    if graph.tokenizer is not None:
+        write_card_of_twin(source, origin, folder)
+    return found
+
+
+def _twin_runner(graph: Graph, model_class: type[PreTrainedModel], folder: Path) -> Run:
+    """Open the folder of a twin as a user does, and return what computes the outputs of the graph."""
+    with quiet():
+        if isinstance(graph, EmbeddingGraph):
+            twin = EmbeddingGraph(type(graph.chain)(str(folder), device="cpu", model_kwargs=LOADING), graph.task)
+        else:
+            twin = Graph(graph.task, model_class.from_pretrained(folder, **LOADING), graph.tokenizer)
+    twin.float().eval()
+
+    def run(batch: Arrays) -> Arrays:
+        with torch.inference_mode():
+            found = twin(**{name: torch.from_numpy(values) for name, values in batch.items()})
+        return {name: values.numpy() for name, values in zip(graph.outputs, found)}
+
+    return run
 
 
 def _write_settings(graph: Graph, folder: Path) -> None:

@@ -5,11 +5,6 @@ Axes: `B` rows, `L` columns; `D` hidden, or the dimension of an embedding.
 
 from __future__ import annotations
 
-import io
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,20 +13,18 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import get_logger
 
-from ..embeddings.models import role_of
+from ..embeddings.models import adopt, has_head
 from ..files.modules import SETTINGS, check_modules, read_modules
 from ..files.texts import printable
 from ..files.trust import (
     check_links,
-    check_vocabulary,
     holds_tokenizer,
     keep_known_settings,
     load_tokenizer,
     read_json,
     resolve,
 )
-from ..hub.layouts import check_weights, class_of, read_config
-from ..model import modeling_neobert
+from ..hub.layouts import check_weights, class_of, quiet, read_config
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
 
 if TYPE_CHECKING:
@@ -61,7 +54,10 @@ class Graph(nn.Module):
         model: The NeoBERT.
         tokenizer: Its tokenizer, or None if the folder has none.
         prompts: What the folder says of the prompt before each text of a classifier; empty if it has none.
+        origin: Folder or Hub id from which it was loaded, and the folder.
     """
+
+    origin: tuple[str, Path]
 
     def __init__(self, task: str, model: NeoBERTPreTrainedModel, tokenizer: PreTrainedTokenizerBase | None):
         super().__init__()
@@ -140,19 +136,6 @@ class EmbeddingGraph(Graph):
         return states, embedding
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Hide what libraries print and warn of while they load and export a model; errors pass."""
-    before = logging.root.manager.disable
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(before)
-
-
 def load_graph(source: str | Path, task: str | None = None) -> Graph:
     """Load a model for the export, in float32 and on the CPU. What it returns is trusted: no file is opened after it.
 
@@ -175,28 +158,18 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
         )
     kind = check_modules(folder) or "SentenceTransformer"
     modules = [kind.rpartition(".")[2] for _, kind in read_modules(folder)]
+    names = read_config(folder).get("architectures") or [None]
+    saved = class_of(names)
     is_chain = bool(modules[kind == "CrossEncoder" :])  # the model of a CrossEncoder may have its head
-    if task is None and not is_chain:
-        task = _saved_task(folder, read_config(folder))
     if task == EMBEDDING or (is_chain and task in (None, CLASSIFICATION)):
-        chain = _load_chain(folder, kind, task)
-        has_classes = role_of(folder, chain[0].config) in ("classes", "score")
-        if task == CLASSIFICATION and not has_classes:
-            raise ValueError(
-                f"{folder} holds an embedding model without classes; leave out task, or export a classifier"
-            )
-        graph, modules = EmbeddingGraph(chain, task or (CLASSIFICATION if has_classes else EMBEDDING)), []
+        graph, modules = _load_chain(folder, kind, task), []
     else:
-        assert task is not None
-        tokenizer = load_tokenizer(str(folder)) if holds_tokenizer(folder) else None
-        with quiet():  # transformers reports a head that is missing, and so does `check_weights`
-            model = AUTO_CLASSES[TASKS[task][0]].from_pretrained(folder, **LOADING)
-        keep_known_settings(model.config, folder)
-        graph = Graph(task, model, tokenizer)
-    check_weights(graph.model, folder, graph.task, graph)
+        graph = _load_model(folder, task or _task_of(saved, names[0], folder))
     if graph.task == CLASSIFICATION and (is_chain or kind == "CrossEncoder"):
         _keep_scores(graph, folder, kind)
-    left_out, saved = modules[1:], class_of(read_config(folder).get("architectures"))
+    check_weights(graph.model, folder, graph.task, graph)
+    graph.origin = str(source), folder
+    left_out = modules[1:]
     # the head of a masked language model is one of the pretraining
     if saved not in (None, type(graph.model), AUTO_CLASSES["AutoModelForMaskedLM"]):
         left_out.append(f"the head of {saved.__name__}")
@@ -205,6 +178,26 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
     if left_out:
         logger.warning(f"{source} has {printable(', '.join(left_out))}, which the files for {graph.task} leave out")
     return graph.float().eval()
+
+
+def _task_of(model_class: type[NeoBERTPreTrainedModel] | None, name: str | None, folder: Path) -> str:
+    """The task of the class that config.json names."""
+    for task, (auto_class, _) in TASKS.items():
+        if model_class is AUTO_CLASSES[auto_class]:
+            return task
+    raise ValueError(
+        f"{folder} has no config.json of a NeoBERT that can be exported, it names {name}; give the folder of a saved model, "
+        f"or one of these as task: {', '.join(TASKS)}"
+    )
+
+
+def _load_model(folder: Path, task: str) -> Graph:
+    """Load a NeoBERT with the head of a task."""
+    tokenizer = load_tokenizer(str(folder)) if holds_tokenizer(folder) else None
+    with quiet():  # transformers reports a head that is missing, and so does `check_weights`
+        model = AUTO_CLASSES[TASKS[task][0]].from_pretrained(folder, **LOADING)
+    keep_known_settings(model.config, folder)
+    return Graph(task, model, tokenizer)
 
 
 def _keep_scores(graph: Graph, folder: Path, kind: str) -> None:
@@ -235,21 +228,8 @@ def _keep_scores(graph: Graph, folder: Path, kind: str) -> None:
     config.problem_type = types[name]
 
 
-def _saved_task(folder: Path, config: dict) -> str:
-    """The task for which a NeoBERT was saved."""
-    names = config.get("architectures") or [None]
-    model_class = getattr(modeling_neobert, str(names[0]), None)
-    for task, (auto_class, _) in TASKS.items():
-        if model_class is AUTO_CLASSES[auto_class]:
-            return task
-    raise ValueError(
-        f"{folder} has no config.json of a NeoBERT that can be exported, it names {names[0]}; give the folder of a saved model, "
-        f"or one of these as task: {', '.join(TASKS)}"
-    )
-
-
-def _load_chain(folder: Path, kind: str, task: str | None) -> SentenceTransformer | CrossEncoder:
-    """Load an embedding model or a reranker that a graph can hold, or a bare NeoBERT with mean pooling."""
+def _load_chain(folder: Path, kind: str, task: str | None) -> EmbeddingGraph:
+    """Load an embedding model, a classifier or a reranker that a graph can hold, or a bare NeoBERT with mean pooling."""
     from sentence_transformers import CrossEncoder
 
     from ..embeddings.common_form import SentenceTransformer
@@ -275,7 +255,8 @@ def _load_chain(folder: Path, kind: str, task: str | None) -> SentenceTransforme
         )
     if chain[0].processing_kwargs:
         raise ValueError(f"{folder} has processing_kwargs, which only torch reads; set max_seq_length instead")
-    check_vocabulary(chain.tokenizer, folder, chain[0].config.vocab_size)
-    keep_known_settings(chain[0].config, folder)
-    chain[0].processor = keep_known_settings(chain.tokenizer, folder)
-    return chain
+    has_classes = kind == "CrossEncoder" or has_head(chain)
+    if task == CLASSIFICATION and not has_classes:
+        raise ValueError(f"{folder} holds an embedding model without classes; leave out task, or export a classifier")
+    adopt(chain[0], folder)
+    return EmbeddingGraph(chain, task or (CLASSIFICATION if has_classes else EMBEDDING))

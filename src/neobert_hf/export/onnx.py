@@ -13,7 +13,8 @@ import torch
 from torch.export import Dim
 from torch.onnx.errors import OnnxExporterError
 
-from .graphs import Graph, quiet
+from ..hub.layouts import quiet
+from .graphs import Graph
 
 OPSET = 20
 INPUTS = ("input_ids", "attention_mask")

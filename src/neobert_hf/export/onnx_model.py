@@ -94,7 +94,7 @@ class OnnxModel:
         Raises:
             TypeError: An element is no text.
         """
-        encodings, outputs = self._compute(_as_list(texts))
+        encodings, outputs = self._compute(_texts_of(texts))
         self._warn_of_cut([*map(_num_lost, encodings)])
         return outputs
 
@@ -191,7 +191,7 @@ class OnnxModel:
         }
         architecture = self.config["architectures"][0]
         read: Any = next((heads[name] for name in heads if architecture.endswith(name)), None)
-        found = _as_list(texts)
+        found = _texts_of(texts)
         if prompt := self.prompts.get(self.default_prompt_name or ""):  # of a model of sentence-transformers
             found = [(prompt + text[0], *text[1:]) if isinstance(text, tuple) else prompt + text for text in found]
         results = self._read_output("logits", read, found, batch_size)
@@ -246,7 +246,7 @@ class OnnxModel:
         return fillings
 
 
-def _as_list(texts: Text | Iterable[Text]) -> list[Text]:
+def _texts_of(texts: Text | Iterable[Text]) -> list[Text]:
     """Return a text, a pair, or several of them as a list; a dict, as pipelines take it, is one element, which is no text."""
     return [texts] if isinstance(texts, str | tuple | dict) else list(texts)  # type: ignore[list-item]  # the dict
 

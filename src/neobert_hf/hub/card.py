@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 
 from ..embeddings.models import role_of
+from ..files.messages import say
 from ..files.modules import read_kind
-from ..files.texts import as_list, printable
+from ..files.texts import as_list
 from ..files.trust import check_links, read_json
 from ..files.writing import writing
 from ..runs.adapters import labels_of_adapter
 from ..runs.record import CARD_IS_EDITED, CARD_WRITER, MINI, RECORD, is_generated, origin_of
+from .layouts import FLOATS, read_header
 
 CARD = "README.md"
 UNKNOWN_LICENSE = "The licence is not known: ask the author before you use it."
@@ -142,7 +143,7 @@ def write_card(
         handle.write(str(card).encode())
     if example:
         line = f"{folder / CARD} shows a row of your data, {' | '.join(example)!r}; replace it if it must stay private"
-        print(printable(line), flush=True)
+        say(line)
 
 
 def plain(value: Any) -> Any:
@@ -223,14 +224,10 @@ def read_base(folder: Path) -> str | None:
 
 def _count_parameters(folder: Path) -> tuple[int, str]:
     """Number of parameters of a folder and the dtype of the first one, from the headers of its files."""
-    number, dtypes = 0, []
-    for file in (*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("[0-9]*_*/*.safetensors"))):
-        with safe_open(file, "pt") as tensors:
-            slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118  (not a dict)
-        number += sum(math.prod(part.get_shape()) for part in slices)
-        dtypes += [part.get_dtype() for part in slices]
-    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-    return number, names.get(dtypes[0], dtypes[0]) if dtypes else ""
+    files = (*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("[0-9]*_*/*.safetensors")))
+    tensors = [tensor for file in files for tensor in read_header(file).values()]
+    dtype = tensors[0].dtype if tensors else ""
+    return sum(math.prod(tensor.shape) for tensor in tensors), str(FLOATS.get(dtype, dtype)).removeprefix("torch.")
 
 
 def _results(task: str, score: Mapping[str, Any]) -> list[tuple[EvalResult, float | None]]:

@@ -21,7 +21,7 @@ from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTModel, NeoBERTPreTrainedModel
 from ..model.weight_files_neobert import canonical_name, check_names
 from .eurobert import MODEL_TYPE, from_eurobert
-from .layouts import FLOATS, WEIGHTS, Checkpoint, class_of, read_checkpoint, read_config, stored_sizes
+from .layouts import WEIGHTS, Checkpoint, check_sizes, class_of, read_checkpoint, read_config
 
 LAYOUTS = ("published", "w1w2")
 PICKLES = ("pytorch_model*.bin", "state_dict.pt")  # of a repository on the Hub, beside the data files
@@ -192,14 +192,7 @@ def describe_model(checkpoint: Checkpoint, tensors: Tensors) -> tuple[NeoBERTPre
         )
     config = NeoBERTConfig.from_dict({k: value for k, value in checkpoint.config.items() if k not in FROM_WEIGHTS})
     keep_known_settings(config, folder)
-    for name, found in stored_sizes(tensors).items():
-        if (given := getattr(config, name)) != found:
-            raise ValueError(
-                f"config.json of {folder} gives {name}={given}, but its weights have {found}; correct config.json, or download "
-                "the checkpoint again"
-            )
-    if other := {str(tensor.dtype) for tensor in tensors.values() if tensor.dtype not in FLOATS.values()}:
-        raise ValueError(f"{folder} holds weights of the type {min(other)}; convert the model before it is quantized")
+    check_sizes(config, tensors, folder)
     model_class = find_class(config, tensors)
     added = complete_decoder(tensors, is_tied) if model_class is AUTO_CLASSES["AutoModelForMaskedLM"] else []
     with torch.device("meta"):

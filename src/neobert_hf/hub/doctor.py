@@ -1,7 +1,8 @@
 """What is wrong with a checkpoint, what that means, and the command that mends it. Nothing is executed, unpickled or changed.
 
-`examine` reads a folder and calls the functions in CHECKS. Each yields the code of a finding, its place, and what the texts in
-findings.yaml mention. The model is built without numbers, and weights are read one tensor at a time.
+`examine` reads a folder, loads its model by the class of this library, and calls the functions in CHECKS. What `from_pretrained`
+refuses is one finding, in its words; the other checks see what loading does not. Each yields the code of a finding, its place,
+and what the texts in findings.yaml mention.
 """
 
 import ast
@@ -17,15 +18,23 @@ from typing import Any
 import torch
 import yaml
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerBase
 
 from ..files.modules import read_kind, read_modules
 from ..files.texts import printable
-from ..files.trust import check_links, foreign_settings, holds_tokenizer, leaves, read_json, resolve
+from ..files.trust import (
+    check_links,
+    foreign_settings,
+    holds_tokenizer,
+    leaves,
+    load_tokenizer,
+    read_json,
+    resolve,
+)
 from ..files.wordpiece import plain_tokenizer
 from ..model import configuration_neobert
 from ..model.configuration_neobert import NeoBERTConfig
-from ..model.modeling_neobert import NeoBERTModel
+from ..model.modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel
 from ..model.weight_files_neobert import canonical_name
 from ..runs.commands import one_line
 from .card import read_base
@@ -35,8 +44,9 @@ from .layouts import (
     PICKLE,
     WEIGHTS,
     StoredTensor,
+    check_sizes,
     class_of,
-    expected_shapes,
+    quiet,
     read_checkpoint,
     read_config,
     read_header,
@@ -58,68 +68,99 @@ TABLE = re.compile(
     r"register_buffer\(\s*[\"'](\w*(?:freq|rot|rope|cos|sin|pos)\w*)|self\.(\w*(?:freq|rot|rope)\w*) *= *[\w.]*freq[a-z_]*\("
 )
 INITIALIZER = re.compile(r"^    def _init_weights.*?(?=^ {0,4}\S|\Z)", re.MULTILINE | re.DOTALL)
-HEAD = re.compile(r"(decoder|dense|classifier|qa_outputs)\.(weight|bias)")
 # Words that normalizers and pre-tokenizers treat differently: case, accents, forms of letters, CJK, control characters, signs.
 ODD_WORDS = "Élan e\u0301 İ ß ﬁ 東京 a\u200bb a\x07b a\xa0b\tc\nd  don't x_y a--b 3.14 ... ---- HTTPServer utf8"
 PART = 1 << 24  # numbers that are examined at a time
 LARGEST = 1e5  # trained weights are smaller by far; one changed bit of the exponent makes 0.02 a number near 1e36
 ROUNDING = 1e-6  # Relative change of a tensor in float32 by the rounding of many steps of weight decay, at most
 
-FINDINGS = yaml.safe_load(Path(__file__).with_name("findings.yaml").read_text("utf-8"))
+TEXTS = yaml.safe_load(Path(__file__).with_name("findings.yaml").read_text("utf-8"))
 
 
 class Subject:
-    """A checkpoint as the checks see it: names of files, config, headers of weights.
+    """A checkpoint as the checks see it: names of files, config, headers of weights, and the model.
 
     Args:
         source: Folder or id as the user gave it.
 
     Attributes:
         folder: The folder.
+        faults: Why the links, the config, the weights or the whole cannot be read.
         modules: Types of the modules of sentence-transformers, by their folders.
         inside: Those of these folders that are inside the folder, links followed.
         main: Folder of the encoder.
         config: Content of config.json; empty if it is missing or damaged.
-        shape: The checked config; None if it is missing or refused.
         checkpoint: Its weights; None if they cannot be read.
         tensors: Its tensors by their published names.
         layout: Layout of the weights, or what else the folder is.
-        faults: Why the modules, the adapter, the config, the shape or the weights cannot be read, or which link is refused.
+        shape: The checked config; None if it is missing or refused.
+        model: The model; None if it is refused, or is not one that `from_pretrained` loads alone.
     """
 
     def __init__(self, source: str):
-        self.source, self.folder = source, resolve(source, more=("*.py",))
-        self.faults = {}
+        self.source, self.folder, self.faults, self.shape = source, resolve(source, more=("*.py",)), {}, None
         self.attempt("links", check_links, self.folder)
-        self.attempt("modules", read_kind, self.folder)
-        modules = self.attempt("modules", read_modules, self.folder) or ()
+        self.attempt("whole", read_kind, self.folder)
+        modules = self.attempt("whole", read_modules, self.folder) or ()
         self.modules = {self.folder / path: kind for path, kind in modules}
         self.inside = [module for module in self.modules if module.resolve().is_relative_to(self.folder.resolve())]
         self.main = next((module for module in self.inside if (module / "config.json").is_file()), self.folder)
         self.config = self.attempt("config", read_config, self.main) or {}
-        # A contextual model has the shape of its encoders. `check_tensors` finds a tied decoder.
-        stored = {k: v for k, v in self.config.items() if k not in ("model_type", "tie_word_embeddings")}
-        self.shape = self.attempt("shape", NeoBERTConfig.from_dict, stored) if self.config else None
-        self.checkpoint = self.attempt("checkpoint", read_checkpoint, self.main)
+        self.checkpoint = self.attempt("weights", read_checkpoint, self.main)
         if self.checkpoint is None and not any(os.path.lexists(self.folder / name) for name in MARKS):
-            raise OSError(self.faults["checkpoint"])
+            raise OSError(self.faults["weights"])
         tensors = self.checkpoint.tensors if self.checkpoint else {}
         self.tensors = {canonical_name(name): tensor for name, tensor in tensors.items()}
-        graphs = [*self.folder.glob("onnx/*.onnx"), *self.folder.glob("openvino/*.xml"), *self.folder.glob("*.gguf")]
-        is_exported = graphs and not any(self.main.glob("*.safetensors*"))
-        self.layout = self.checkpoint.layout if self.checkpoint else "exported" if is_exported else "unreadable"
-        if (self.folder / "adapter_config.json").is_file():
-            self.layout = "adapter"
-            self.attempt("adapter", read_base, self.folder)
-        elif self.config.get("model_type") == CONTEXTUAL and self.layout == "published":
-            self.layout = "contextual"
+        self.layout = self.find_layout()
+        self.model = self.attempt("whole", self.load)
 
     def attempt(self, what: str, read: Callable, *arguments: Any) -> Any:
         """Return what a function returns; None, and a fault, if it refuses: transformers has many errors for odd values."""
         try:
             return read(*arguments)
         except Exception as error:
-            self.faults[what] = one_line(error)
+            self.faults.setdefault(what, one_line(error))
+
+    def find_layout(self) -> str:
+        """Layout of the weights, or what else the folder is."""
+        graphs = [*self.folder.glob("onnx/*.onnx"), *self.folder.glob("openvino/*.xml"), *self.folder.glob("*.gguf")]
+        layout = self.checkpoint.layout if self.checkpoint else "unreadable"
+        if any((place / "adapter_config.json").is_file() for place in (self.folder, self.main)):
+            return "adapter"
+        if graphs and not any(self.main.glob("*.safetensors*")):
+            return "exported"
+        is_contextual = self.config.get("model_type") == CONTEXTUAL and layout == "published"
+        return "contextual" if is_contextual else layout
+
+    def load(self) -> NeoBERTPreTrainedModel | None:
+        """Return the model as `from_pretrained` loads it; None for a pickle, and for what it does not load alone.
+
+        Raises:
+            Exception: The model is refused; or its tensors have other sizes or types, or its head is missing or another one.
+        """
+        if self.layout == "adapter":
+            read_base(self.folder)
+            return None
+        if self.layout == "unreadable" or not self.config:
+            missing = f"{self.main} has no config.json, so nothing knows its shape; copy that of the same model"
+            raise OSError(self.faults.get("config") or self.faults.get("weights") or missing)
+        stored = {key: value for key, value in self.config.items() if value != CONTEXTUAL}
+        self.shape = NeoBERTConfig.from_dict(stored)
+        others = ("contextual", "exported", "pickle", "deepspeed")
+        if self.layout in others or self.config.get("quantization_config"):
+            return None
+        if self.layout == "other":
+            raise ValueError("no tensor has a name of NeoBERT, so all weights would be random; choose a NeoBERT")
+        check_sizes(self.shape, self.tensors, self.main)  # a wrong number of blocks would take for ever
+        with quiet():
+            model_class = class_of(self.shape.architectures) or NeoBERTModel
+            model = model_class.from_pretrained(self.main, ignore_mismatched_sizes=True)
+        if model.new_layers:
+            raise ValueError(
+                f"{self.main} lacks {listed(sorted(model.new_layers))} in the shapes of config.json, so they would be random; "
+                "correct config.json, such as its number of labels, or download or copy the checkpoint again"
+            )
+        return model
 
     def files(self, pattern: str) -> list[Path]:
         """Files of the folder and of its modules."""
@@ -131,17 +172,10 @@ class Subject:
         return self.source if file == self.folder else os.path.relpath(file, self.folder)
 
     def mends(self) -> dict[str, str]:
-        """How to get an undamaged copy; the commands that write the published layout, and this library's code and config."""
+        """The commands that findings.yaml mentions, for this checkpoint."""
         name = "ORG/NAME" if Path(self.source).is_dir() else self.source
-        convert = f"neobert convert {shlex.quote(self.source)} NEW_FOLDER"
-        if self.modules:
-            convert = "copy config, weights, tokenizer to FOLDER, neobert convert FOLDER NEW_FOLDER, and copy them back"
-        build = f"python hub_upload/build.py --model {shlex.quote(self.source)} --out NEW_FOLDER"
-        return {
-            "again": f"copy the checkpoint again, or download it: hf download {name} --local-dir NEW_FOLDER",
-            "convert": convert,
-            "rebuild": convert if self.layout in ("pickle", "deepspeed", "w1w2") else build,  # build.py refuses these
-        }
+        commands = TEXTS["commands"] | (TEXTS["commands of modules"] if self.modules else {})
+        return {key: text.format(name=name, source=shlex.quote(self.source)) for key, text in commands.items()}
 
 
 def examine(source: str | Path, base: str | Path | None = None) -> dict[str, Any]:
@@ -179,7 +213,7 @@ def examine(source: str | Path, base: str | Path | None = None) -> dict[str, Any
 
 def describe(subject: Subject, code: str, where: str, *details: object) -> dict[str, str]:
     """Return a finding in words; a "?" before its code makes a remark of it."""
-    found = FINDINGS[code.removeprefix("?")]
+    found = TEXTS["findings"][code.removeprefix("?")]
     severity = "remark" if code.startswith("?") else found.get("severity", "error")
     texts = {name: found[name].format(*details, **subject.mends()) for name in ("meaning", "mend")}
     return {"code": code.removeprefix("?"), "where": where, **texts, "severity": severity}
@@ -190,92 +224,33 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def check_layout(subject: Subject) -> Findings:
-    """Weights that cannot be read, that are of another model, or in a layout that other tools do not read."""
-    layout = subject.layout
-    if layout in ("pickle", "deepspeed", "w1w2"):
-        yield layout, listed([subject.name(file) for file in subject.checkpoint.files]), subject.mends()["convert"]
-    elif layout == "neodictabert":
-        yield layout, "config.json: encoder_init_range"
-    elif layout == "other" and not subject.config.get("quantization_config"):
-        yield "other-tensors", listed(list(subject.tensors)) or "no tensor"
-    elif layout == "unreadable" and "config" not in subject.faults:
-        yield "weights-unreadable", subject.name(subject.main), subject.faults["checkpoint"]
-
-
-def check_config(subject: Subject) -> Findings:
-    """A config that is missing, of another model, or with values that NeoBERT refuses."""
-    where, kind = subject.name(subject.main / "config.json"), subject.config.get("model_type")
-    if subject.layout in ("adapter", "neodictabert"):
-        return
-    if "config" in subject.faults:
-        yield "config-unreadable", where, subject.faults["config"]
-    elif not subject.config:
-        yield "config-missing", where
-    elif kind not in (NeoBERTConfig.model_type, CONTEXTUAL):
-        yield "other-model", where, repr(kind)
-    else:
-        if subject.config.get("transformers_weights"):
-            yield "weights-elsewhere", f"{where}: transformers_weights", subject.config["transformers_weights"]
-        names = subject.config.get("architectures") or ["NeoBERT"]
-        if not isinstance(names, list) or "NeoBERT" not in str(names[0]):
-            yield "architecture", f"{where}: architectures", names
-        if not isinstance(subject.config.get("auto_map") or {}, dict):
-            yield "config-invalid", f"{where}: auto_map", "it is no object of names, so trust_remote_code=True fails"
-        if subject.shape is None:
-            yield "config-invalid", where, subject.faults["shape"]
-
-
-def check_tensors(subject: Subject) -> Findings:
-    """Sizes that differ between config and tensors; if none does, tensors that are missing, of an odd shape, or unknown."""
-    config, tensors = subject.config, subject.tensors
-    is_known = subject.layout in ("published", "w1w2") and not config.get("quantization_config")
-    if not is_known or subject.shape is None or config.get("model_type") != NeoBERTConfig.model_type:
-        return
-    if odd := sorted(name for name, tensor in tensors.items() if tensor.dtype not in FLOATS):
-        yield "dtype", listed(odd), tensors[odd[0]].dtype
-    names = sorted(subject.checkpoint.tensors)
-    if wrapped := [name for name in names if canonical_name(name) not in (name, f"model.{name}")]:
-        yield "prefix", listed(wrapped)
-    sizes = {name: (getattr(subject.shape, name), size) for name, size in stored_sizes(tensors).items()}
-    if differing := [name for name, (given, size) in sizes.items() if given != size]:
-        for name in differing:
-            is_width, (given, size) = name == "swiglu_width", sizes[name]
-            key, size = ("intermediate_size", size * 3 // 2) if is_width else (name, size)
-            yield "config-mismatch", f"config.json: {key}", subject.shape.intermediate_size if is_width else given, size
-        return
-    with torch.device("meta"):
-        shapes = expected_shapes((class_of(subject.shape.architectures) or NeoBERTModel)(subject.shape))
-    if subject.layout == "w1w2":
-        for name in [name for name in shapes if ".ffn.w12." in name]:
-            rows, width = shapes.pop(name)
-            shapes |= {name.replace("w12", half): (rows // 2, width) for half in ("w1", "w2")}
-    missing = sorted(shapes.keys() - tensors.keys())
-    is_tied = config.get("tie_word_embeddings", bool(missing) and subject.layout == "w1w2")
-    if set(missing) <= {"decoder.weight", "decoder.bias"} and (is_tied or missing == ["decoder.bias"]):
-        is_there = "config.json: tie_word_embeddings", "set it to false"
-        yield "tied-decoder", *((listed(missing), subject.mends()["convert"]) if missing else is_there)
-    elif missing:
-        yield "tensors-missing", listed(missing)
-    if odd := sorted(name for name in shapes.keys() & tensors.keys() if tensors[name].shape != shapes[name]):
-        yield "shape", listed(odd), tensors[odd[0]].shape, shapes[odd[0]]
-    if unknown := sorted(name for name in tensors.keys() - shapes.keys() if not HEAD.fullmatch(name)):
-        yield "tensors-unknown", listed(unknown)
+def check_loading(subject: Subject) -> Findings:
+    """What `from_pretrained` refuses, and what it ignores in silence."""
+    mends, names = subject.mends(), subject.config.get("architectures")
+    if fault := subject.faults.get("whole"):
+        stored = subject.checkpoint.tensors if subject.checkpoint else ()
+        wrapped = [name for name in stored if canonical_name(name) not in (name, f"model.{name}")]
+        fact, _, way_out = fault.rpartition("; ")
+        mend = mends["convert"] if wrapped or "neobert convert" in way_out else way_out
+        yield "refused", subject.name(subject.main), fact or fault, mend if fact else f"correct it, or {mends['again']}"
+    elif subject.model is not None:
+        if names and class_of(names) is None:
+            yield "architecture", "config.json: architectures", names
+        if unknown := sorted(subject.model.unused_tensors):
+            yield "tensors-unknown", listed(unknown)
 
 
 def check_values(subject: Subject) -> Findings:
     """NaN, infinity and numbers that no training gives; a remark in a file that no loader reads."""
-    files = subject.files("*.safetensors")
-    loaded = {*files} if subject.checkpoint is None else {*subject.checkpoint.files}
-    loaded |= {module / WEIGHTS for module in subject.inside}
-    loaded |= {file for file in files if subject.layout == "adapter" and file.name == "adapter_model.safetensors"}
-    found = {}
-    for file in sorted({*files, *(file for file in loaded if file.match("*.safetensors") and file.is_file())}):
-        mark, where = "" if file in loaded else "?", subject.name(file) + ", which is not loaded" * (file not in loaded)
+    files, found = subject.files("*.safetensors"), {}
+    read = subject.checkpoint.files if subject.checkpoint else files
+    for file in sorted({*files, *(file for file in read if file.suffix == ".safetensors")}):
+        is_read = file in read or file.parent not in (subject.folder, subject.main)
+        mark, where = ("", subject.name(file)) if is_read else ("?", f"{subject.name(file)}, which is not loaded")
         try:
             tensors = read_header(file)
         except OSError as error:
-            if "checkpoint" not in subject.faults or subject.layout == "adapter":  # otherwise `check_layout` says so
+            if "weights" not in subject.faults or subject.layout == "adapter":  # otherwise `check_loading` says so
                 yield f"{mark}weights-unreadable", where, one_line(error)
             continue
         for name, tensor in tensors.items():
@@ -305,11 +280,11 @@ def check_code(subject: Subject) -> Findings:
         try:
             ast.parse(content)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            yield "code-damaged", where, one_line(error)
+            yield "code-damaged", where, f"it is not valid Python ({one_line(error)})"
             continue
         text = content.decode("utf-8", "replace")
         for name in sorted({name for name in IMPORT.findall(text) if not (file.parent / f"{name}.py").is_file()}):
-            yield "code-incomplete", where, name
+            yield "code-damaged", where, f"it imports {name}.py, which is missing"
         if own.is_file() and own.read_bytes() == content:
             continue
         if tables := sorted(lost_tables(text) - stored):
@@ -335,17 +310,15 @@ def check_json(subject: Subject) -> Findings:
     """Damaged JSON files; settings that name code of other places or that is missing; links out of the folder."""
     if "is not JSON" not in (fault := subject.faults.get("links", "is not JSON")):  # which is found below
         yield "link", subject.source, fault
-    for file in sorted(subject.folder.rglob("*")):
-        if file.is_symlink() and not file.exists():
-            yield "link", subject.name(file), f"it is a link to {os.readlink(file)}, which does not exist"
     for file in subject.files("*.json"):
-        if file == subject.main / "config.json" and "config" in subject.faults:
-            continue  # `check_config` says that it is damaged
         try:
             settings = list(foreign_settings(file))
         except (OSError, ValueError) as error:
-            code = "json-damaged" if LOADED.fullmatch(file.name) else "?json-damaged"
-            yield code, subject.name(file), one_line(error).partition(";")[0]
+            if (
+                file != subject.main / "config.json" or "whole" not in subject.faults
+            ):  # otherwise `check_loading` says so
+                code = "json-damaged" if LOADED.fullmatch(file.name) else "?json-damaged"
+                yield code, subject.name(file), one_line(error).partition(";")[0]
             continue
         for key, value in settings:
             names = [str(leaf) for leaf in leaves(value) if leaf]
@@ -355,35 +328,33 @@ def check_json(subject: Subject) -> Findings:
 
 
 def check_tokenizer(subject: Subject) -> Findings:
-    """A tokenizer that is missing, damaged, of another model, or saved under a name that transformers 4 does not know."""
-    folder = subject.main
-    settings, file = folder / "tokenizer_config.json", folder / "tokenizer.json"
-    where = subject.name(file)
-    if subject.layout == "adapter":  # the base model has it
-        return
-    if not holds_tokenizer(folder):
+    """A tokenizer that is missing or refused, with other ids than the model or its own file, or without [CLS] and [SEP]."""
+    folder, settings, file = subject.main, subject.main / "tokenizer_config.json", subject.main / "tokenizer.json"
+    where, vocab_size = subject.name(file), stored_sizes(subject.tensors).get("vocab_size")
+    vocab_size = vocab_size or subject.config.get("vocab_size")
+    if subject.layout != "adapter" and not holds_tokenizer(folder):  # the base model of an adapter has it
         yield "tokenizer-missing" if settings.is_file() else "?tokenizer-missing", where
+    if not holds_tokenizer(folder) or type(vocab_size) is not int or "links" in subject.faults:
         return
+    named = subject.attempt("settings", read_json, settings)  # `check_json` says what is damaged
+    kind = named.get("tokenizer_class") if isinstance(named, dict) else None
+    kind = str(kind or subject.config.get("tokenizer_class") or "")
     try:
-        named = read_json(settings) if settings.is_file() else {}
-        kind = str(named.get("tokenizer_class") or subject.config.get("tokenizer_class") or "")
-    except (ValueError, AttributeError):  # `check_json` says so
-        kind = ""
-    try:
-        vocabulary, adds_ends = read_vocabulary(folder)
-        differing = differing_text(folder, kind, subject.shape, adds_ends) if "links" not in subject.faults else None
+        own = Tokenizer.from_file(str(file)) if file.is_file() else None
+        opened = load_tokenizer(str(folder), vocab_size, subject.shape or NeoBERTConfig())
+        words = (own or opened).get_vocab()
+        if (last := max(words.values())) >= vocab_size or len({*words.values()}) < len(words):
+            raise ValueError(
+                f"its last token has the id {last} of {vocab_size} embeddings, or two of its tokens have one id"
+            )
+        differing = None if own is None else differing_text(opened, own)
+    except ValueError as error:
+        yield "tokenizer-vocabulary", where, one_line(error)
+        return
     except Exception as error:  # tokenizers raises Exception itself
         yield "tokenizer-damaged", where, one_line(error)
         return
-    vocab_size = stored_sizes(subject.tensors).get("vocab_size", subject.config.get("vocab_size"))
-    last, count = max(vocabulary.values(), default=0), len(vocabulary)
-    if vocabulary and isinstance(vocab_size, int) and (last >= vocab_size or not vocab_size / 2 <= count):
-        meaning = f"it has {count} tokens, the last with id {last}, and the model has {vocab_size} embeddings"
-        yield "tokenizer-vocabulary", where, meaning
-    if num_twice := count - len(set(vocabulary.values())):
-        yield "tokenizer-vocabulary", where, f"{num_twice} of its tokens have the id of another one"
-    # The classes of BERT add both tokens by themselves.
-    if {"[CLS]", "[SEP]"} <= vocabulary.keys() and not adds_ends and not kind.startswith("BertTokenizer"):
+    if {"[CLS]", "[SEP]"} <= words.keys() and not opened.num_special_tokens_to_add():
         yield "tokenizer-ends", where
     if differing is not None:
         yield "tokenizer-ids", subject.name(settings), kind or "what it is without a class", repr(differing)
@@ -393,29 +364,10 @@ def check_tokenizer(subject: Subject) -> Findings:
         yield "tokenizer-class", subject.name(settings), mend if is_folder else subject.mends()["rebuild"]
 
 
-def read_vocabulary(folder: Path) -> tuple[dict[str, int], bool]:
-    """Return the tokens with their ids, and whether a text gets special tokens.
-
-    They come from tokenizer.json or vocab.txt; another kind of tokenizer has no tokens here.
-    """
-    if (folder / "tokenizer.json").is_file():
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        return tokenizer.get_vocab(), tokenizer.num_special_tokens_to_add(is_pair=False) > 0
-    words = (folder / "vocab.txt").read_text("utf-8").splitlines() if (folder / "vocab.txt").is_file() else ()
-    return {word: i for i, word in enumerate(words)}, True
-
-
-def differing_text(folder: Path, kind: str, config: NeoBERTConfig | None, adds_ends: bool) -> str | None:
-    """Return a text to which AutoTokenizer gives other ids than tokenizer.json; None if none of known and odd words does.
-
-    Raises:
-        Exception: AutoTokenizer refuses the folder.
-    """
-    # Another name may be that of a class that opens pickles.
-    if not (folder / "tokenizer.json").is_file() or not re.fullmatch(r"|\w+Tokenizer(Fast)?", kind):
-        return None
-    own = plain_tokenizer(Tokenizer.from_file(str(folder / "tokenizer.json")))
-    opened = AutoTokenizer.from_pretrained(folder, config=config or NeoBERTConfig(), trust_remote_code=False)
+def differing_text(opened: PreTrainedTokenizerBase, own: Tokenizer) -> str | None:
+    """Return a text to which a tokenizer gives other ids than its tokenizer.json; None if none of known and odd words does."""
+    own = plain_tokenizer(own)
+    adds_ends = own.num_special_tokens_to_add(is_pair=False) > 0
     words = sorted(own.get_vocab().keys() - {*opened.all_special_tokens})
     texts = [f"{word} {word.upper()} {word.title()}{word} {word}1" for word in words[:: 1 + len(words) // 1000]]
     texts += [*ODD_WORDS.split(" "), ODD_WORDS]
@@ -425,35 +377,26 @@ def differing_text(folder: Path, kind: str, config: NeoBERTConfig | None, adds_e
 
 
 def check_pickles(subject: Subject) -> Findings:
-    """Pickles: a remark beside safetensors files, otherwise the weights of a module; `check_layout` names those of the model."""
+    """Pickles: the weights of the model or of a module; a remark beside safetensors files."""
     weights, arguments = subject.checkpoint.files if subject.checkpoint else (), subject.folder / "training_args.bin"
-    pickles = [file for file in subject.files("*") if file.suffix in PICKLES and file not in (*weights, arguments)]
-    alone = [file for file in pickles if PICKLE.fullmatch(file.name) and not any(file.parent.glob("*.safetensors"))]
-    if alone:
-        mend = "if you trust it, open the model with SentenceTransformer, and save it with save_pretrained"
-        yield "pickle", listed([subject.name(file) for file in alone]), mend
-    if others := [file for file in pickles if file not in alone]:
-        yield "?pickle", listed([subject.name(file) for file in others]), "remove it before you publish"
+    if subject.layout in ("pickle", "deepspeed"):
+        yield subject.layout, listed([subject.name(file) for file in weights]), subject.mends()["convert"]
+    for file in subject.files("*"):
+        if file.suffix in PICKLES and file not in (*weights, arguments):
+            is_read = PICKLE.fullmatch(file.name) and not any(file.parent.glob("*.safetensors"))
+            save = "if you trust it, open the model with SentenceTransformer, and save it with save_pretrained"
+            mend = save if is_read else "remove it before you publish"
+            yield "pickle" if is_read else "?pickle", subject.name(file), mend
 
 
 def check_modules(subject: Subject) -> Findings:
-    """An adapter without a base model; modules of sentence-transformers that are missing or outside the folder."""
-    if "adapter" in subject.faults:
-        yield "adapter", "adapter_config.json", subject.faults["adapter"]
-    if "modules" in subject.faults:
-        yield "modules", subject.source, subject.faults["modules"]
-    for path, kind in subject.modules.items():
-        where = f"modules.json: {os.path.relpath(path, subject.folder)}"
-        if path not in subject.inside:
-            yield "module-outside", where
-        elif not path.is_dir() and not kind.endswith(".Normalize"):  # it has no file, and git keeps no empty folder
-            yield "module-missing", where
+    """Modules of sentence-transformers that are missing or outside the folder."""
+    for path, kind in subject.modules.items():  # a Normalize has no file, and git keeps no empty folder
+        if path not in subject.inside or not (path.is_dir() or kind.endswith(".Normalize")):
+            yield "module-missing", f"modules.json: {os.path.relpath(path, subject.folder)}"
 
 
-CHECKS = (
-    *(check_layout, check_config, check_tensors, check_values, check_code),
-    *(check_json, check_tokenizer, check_pickles, check_modules),
-)
+CHECKS = (check_loading, check_values, check_code, check_json, check_tokenizer, check_pickles, check_modules)
 
 
 def check_base(subject: Subject, base: str) -> Findings:

@@ -1,5 +1,7 @@
 """The same network in the layout of EuroBERT, a bidirectional Llama that transformers has since 5.3: there and back.
 
+`convert` reads such a folder, and `export_model` writes one, the twin of a model, and compares it.
+
 No number changes. NeoBERT groups the rows of q, k and v by head, EuroBERT has three matrices. NeoBERT rotates the pairs
 (2i, 2i + 1) of a head, EuroBERT (i, i + K / 2), so the rows of q and k change places. NeoBERT has gate and up in one matrix.
 The decoder of EuroBERT has a bias only together with the feed-forward layers (`mlp_bias`), whose biases are zeros.
@@ -10,15 +12,26 @@ Axes: `H` heads; `K` head width; `D` hidden; `F` feed-forward width.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+import transformers
+import yaml
+from huggingface_hub import ModelCard
+from safetensors.torch import save_file
 
 from ..files.texts import printable
-from .layouts import BLOCK, Checkpoint
+from ..files.writing import replacing
+from ..runs.record import CARD_WRITER
+from .card import CARD, write_card
+from .layouts import BLOCK, FLOATS, WEIGHTS, Checkpoint, read_config, read_header
 
-if TYPE_CHECKING:
-    from ..model.configuration_neobert import NeoBERTConfig
+if TYPE_CHECKING:  # transformers before 5.3 has no EuroBERT
+    from transformers import EuroBertConfig, PreTrainedTokenizerBase
+
+    from ..model.modeling_neobert import NeoBERTPreTrainedModel
 
 Tensors = dict[str, torch.Tensor]
 MODEL_TYPE = "eurobert"
@@ -26,6 +39,13 @@ ARCHITECTURES = {
     "EuroBertModel": "NeoBERT",
     "EuroBertForMaskedLM": "NeoBERTLMHead",
     "EuroBertForTokenClassification": "NeoBERTForTokenClassification",
+}
+# The classes of twins by the task of a model, as the Hub names it.
+TWINS = {
+    "feature-extraction": "EuroBertModel",
+    "fill-mask": "EuroBertForMaskedLM",
+    "token-classification": "EuroBertForTokenClassification",
+    "sentence-similarity": "EuroBertModel",
 }
 # Names of whole tensors, ours and theirs: outside the blocks, and inside. The classifier has the same name.
 OUTSIDE = {
@@ -54,25 +74,94 @@ ROPE = ("default", "linear", "yarn")  # dynamic: EuroBERT scales by the longest 
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
-def settings_of(config: NeoBERTConfig) -> dict[str, Any]:
-    """Return the arguments of `EuroBertConfig` for a NeoBERT, without dtype, architecture and ids of its tokenizer.
+def twin_config(model: NeoBERTPreTrainedModel, task: str, tokenizer: PreTrainedTokenizerBase | None) -> EuroBertConfig:
+    """Return the config of the twin of a model.
+
+    Args:
+        model: The model.
+        task: Its task, as the Hub names it.
+        tokenizer: Its tokenizer, for the ids of special tokens.
 
     Raises:
-        ValueError: EuroBERT has no such rotary positions.
+        ValueError: transformers has no EuroBERT with such a head, or EuroBERT has no such rotary positions.
     """
+    config, mask_id = model.config, getattr(tokenizer, "mask_token_id", None)
+    if task not in TWINS:
+        fault = f"transformers has no EuroBERT for {task}"
+        if task == "text-classification":
+            fault = "the head of EuroBERT for classes has GELU where this one has tanh or none"
+        raise ValueError(f"{fault}; export to ONNX, or the encoder alone: task=feature-extraction")
     if (kind := config.rope_parameters["rope_type"]) not in ROPE:
         raise ValueError(
             f"rope_type={kind!r}: EuroBERT scales RoPE by the longest text of a batch, NeoBERT by each text; export to ONNX, or "
             "remove the scaling from config.json"
         )
-    return {theirs: getattr(config, ours) for ours, theirs in SETTINGS.items()} | {
-        "intermediate_size": config.swiglu_width,
-        "num_key_value_heads": config.num_attention_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "mlp_bias": True,
-        "tie_word_embeddings": False,
-    }
+    return transformers.EuroBertConfig(
+        **{theirs: getattr(config, ours) for ours, theirs in SETTINGS.items()},
+        intermediate_size=config.swiglu_width,
+        num_key_value_heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+        hidden_act="silu",
+        mlp_bias=True,
+        tie_word_embeddings=False,
+        bos_token_id=getattr(tokenizer, "bos_token_id", None),  # as Trainer would set them
+        eos_token_id=getattr(tokenizer, "eos_token_id", None),
+        # The default is an id of EuroBERT's own vocabulary. Without a mask token, it is an id that exists.
+        mask_token_id=(config.pad_token_id or 0) if mask_id is None else mask_id,
+        architectures=[TWINS[task]],
+    )
+
+
+def save_twin(model: NeoBERTPreTrainedModel, config: EuroBertConfig, origin: Path, folder: Path) -> torch.dtype:
+    """Write the weights and the config of the twin of a model, and return the dtype of the weights.
+
+    It is that of the tensors in the files of the model: float32 for several, for float64 and for pickles. The config has the
+    dtype in which that of the model asks to load it, which may be wider: the mini model is stored in bfloat16.
+
+    Args:
+        model: The model.
+        config: The config of its twin, whose dtype is set.
+        origin: Folder of the model.
+        folder: Folder to fill.
+    """
+    place = origin if (origin / "config.json").is_file() else origin / "0_Transformer"
+    headers = [read_header(file).values() for file in sorted(place.glob("*.safetensors"))]
+    kinds = {tensor.dtype for header in headers for tensor in header}
+    dtype, stored = FLOATS[kinds.pop()] if kinds in ({"BF16"}, {"F16"}) else torch.float32, read_config(place)
+    names = {str(each).removeprefix("torch."): each for each in FLOATS.values()}
+    config.dtype = names.get(stored.get("dtype") or stored.get("torch_dtype"), dtype)
+    prefix = "model." if config.architectures == ["EuroBertModel"] else ""
+    published = {f"{prefix}{name}": tensor.to(dtype) for name, tensor in model.state_dict().items()}
+    tensors = as_eurobert(published, config.num_attention_heads)
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    config.save_pretrained(folder)
+    return dtype
+
+
+def write_card_of_twin(source: str, origin: Path, folder: Path) -> None:
+    """Write the card of the twin, with licence and language of the model, and its id on the Hub as the base model.
+
+    Args:
+        source: Folder or Hub id of the model.
+        origin: Its folder.
+        folder: Folder of the twin.
+    """
+    is_local = Path(source).is_dir()
+    try:
+        known = ModelCard.load(origin / CARD if is_local else source, ignore_metadata_errors=True).data.to_dict()
+    except (OSError, ValueError, TypeError, yaml.YAMLError):  # none, or damaged: the new card says what is not known
+        known = {}
+    with replacing(folder / CARD, writer=CARD_WRITER):  # whose later call may replace it
+        write_card(folder, folder.name, known.get("license"), known.get("language"), record_folder=origin)
+        card = ModelCard.load(folder / CARD)
+        card.data.tags = ["neobert", *card.data.tags]
+        if not is_local:
+            card.data.base_model, card.data.base_model_relation = source, "finetune"
+        what = "A NeoBERT ([arXiv 2502.19587](https://arxiv.org/abs/2502.19587)) in the layout of EuroBERT: the same numbers, "
+        what += "read by transformers 5.3 and later without remote code."
+        card.text = card.text.replace("## How to use", f"{what}\n\n## How to use", 1)
+        card.save(folder / CARD)
 
 
 def as_eurobert(tensors: Tensors, num_heads: int) -> Tensors:

@@ -3,8 +3,12 @@
 No weights are read, so a folder of any size takes milliseconds. A pickle is recognised and not opened.
 """
 
+import io
+import logging
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +18,8 @@ from torch import nn
 
 from ..files.trust import read_json
 from ..model import modeling_neobert
-from ..model.modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel
+from ..model.configuration_neobert import NeoBERTConfig
+from ..model.modeling_neobert import NeoBERTPreTrainedModel
 from ..model.weight_files_neobert import check_names, explain_damaged_file, read_index
 
 WEIGHTS = "model.safetensors"
@@ -134,6 +139,28 @@ def stored_sizes(tensors: Mapping[str, StoredTensor | torch.Tensor]) -> dict[str
     return sizes
 
 
+def check_sizes(config: NeoBERTConfig, tensors: Mapping[str, StoredTensor | torch.Tensor], folder: str | Path) -> None:
+    """Refuse tensors of another size than the config gives, or of integers.
+
+    Args:
+        config: The config.
+        tensors: Tensors by their published names.
+        folder: Their folder, for messages.
+
+    Raises:
+        ValueError: A size differs, or a type is not one of trained weights.
+    """
+    for name, found in stored_sizes(tensors).items():
+        if (given := getattr(config, name)) != found:
+            of = f" (of intermediate_size={3 * found // 2})" if name == "swiglu_width" else ""
+            raise ValueError(
+                f"config.json of {folder} gives {name}={given}, but its weights have {found}{of}; correct config.json, or "
+                "download the checkpoint again"
+            )
+    if other := {str(tensor.dtype) for tensor in tensors.values()} - {*FLOATS, *map(str, FLOATS.values())}:
+        raise ValueError(f"{folder} holds weights of the type {min(other)}; convert the model before it is quantized")
+
+
 def class_of(architectures: list[str] | None) -> type[NeoBERTPreTrainedModel] | None:
     """Return the class of this library that a config names first, under its own name or the published one; None for others."""
     names = architectures if isinstance(architectures, list) else []
@@ -142,10 +169,17 @@ def class_of(architectures: list[str] | None) -> type[NeoBERTPreTrainedModel] | 
     return found if is_class and found is not NeoBERTPreTrainedModel else None
 
 
-def expected_shapes(model: NeoBERTPreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter by its published name; the model may be on the device meta, without numbers."""
-    prefix = "model." if isinstance(model, NeoBERTModel) else ""
-    return {f"{prefix}{name}": tuple(parameter.shape) for name, parameter in model.named_parameters()}
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide what libraries print and warn of while they load and export a model; errors pass."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)
 
 
 def check_weights(

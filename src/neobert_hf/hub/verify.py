@@ -139,4 +139,4 @@ if __name__ == "__main__":
         found = load_every_class(sys.argv[1])
     except Exception as error:  # of any library or code: this process reports it
         found = {"ok": False, "error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
-    print(json.dumps(found))
+    sys.stdout.write(f"{json.dumps(found)}\n")
