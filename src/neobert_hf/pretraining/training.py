@@ -21,6 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
+from ..files.messages import say
 from ..files.trust import load_tokenizer, read_json
 from ..files.wordpiece import tokenizer_hash
 from ..files.writing import saving
@@ -108,7 +109,7 @@ def _pretrain(data, training, recipe, variant, optimizer, schedule):
     if training.device.type == "cpu":
         tune_allocator()
     if training.process_index == 0:
-        print(f"recipe {training.recipe}, phase {training.phase}:\n{as_yaml(record)}", flush=True)
+        say(f"recipe {training.recipe}, phase {training.phase}:\n{as_yaml(record)}")
 
     # Text
     tokenizer = load_tokenizer(data.tokenizer_name or recipe.tokenizer)
@@ -369,4 +370,4 @@ def finish(trainer: PretrainingTrainer, run: dict, record: dict) -> None:
         trainer.save_model()
     if trainer.is_world_process_zero():
         summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")}, record)
-        print(json.dumps({k: v for k, v in summary.items() if not isinstance(v, dict)}))
+        say(json.dumps({k: v for k, v in summary.items() if not isinstance(v, dict)}))
