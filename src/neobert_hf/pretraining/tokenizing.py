@@ -119,14 +119,14 @@ def tokenizing_tasks(
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer; give one that has a tokenizer.json")
-    folder, plain = Path(folder).resolve(), plain_tokenizer(tokenizer)
+    folder, plain, digest = Path(folder).resolve(), plain_tokenizer(tokenizer), tokenizer_hash(tokenizer)
     begun = next((read_json(folder / name) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
     num_files = corpus.stream().num_shards
     tasks = tasks or begun.get("num_tasks") or min(max(num_files, MIN_TASKS), MAX_TASKS)
     num_parts = -(-tasks // num_files) if corpus.files else 1
     settings = {
         "source": corpus.source,
-        "tokenizer": {"sha256": tokenizer_hash(tokenizer), "vocab_size": len(tokenizer)},
+        "tokenizer": {"sha256": digest, "vocab_size": len(tokenizer)},
         "special_tokens": _special_tokens(plain),
         "num_tasks": min(tasks, num_files * num_parts),
     }
