@@ -185,10 +185,8 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
     def _set_accumulation(self):
         num_processes = int(os.environ.get("WORLD_SIZE", 1))
         at_once = self.row_tokens * self.per_device_train_batch_size * num_processes
-        if (
-            min(self.row_tokens, self.per_device_train_batch_size, self.tokens_per_step) < 1
-            or self.tokens_per_step % at_once
-        ):
+        smallest = min(self.row_tokens, self.per_device_train_batch_size, self.tokens_per_step)
+        if smallest < 1 or self.tokens_per_step % at_once:
             raise ValueError(
                 f"tokens_per_step={self.tokens_per_step} is not a multiple of row_tokens={self.row_tokens} x "
                 f"{self.per_device_train_batch_size} rows x {num_processes} processes; change one of them"

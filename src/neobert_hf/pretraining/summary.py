@@ -15,6 +15,7 @@ from ..runs.manifests import what_is_left
 from .flops import num_elements, training_flops
 
 FIGURES = ("steps", "num_tokens", "num_masked", "precision", "devices")  # on the card, beside the record
+SIZES = ("num_tokens", "num_masked", "sum_of_squares")  # that decide the operations
 COUNTS = "pretraining"  # the sums of a run, in the state of a checkpoint
 HELD_OUT_METRICS = ("eval_loss", "eval_perplexity", "eval_masked_accuracy")
 
@@ -31,9 +32,7 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict, record: dict) -> 
     summary = {
         **run,
         "num_parameters": num_elements(model.parameters()),
-        "training_flops": training_flops(
-            model, *(counts[name] for name in ("num_tokens", "num_masked", "sum_of_squares"))
-        ),
+        "training_flops": training_flops(model, *(counts[name] for name in SIZES)),
         "steps": trainer.state.global_step,
         **{name: last[name] for name in names},
         **held_out,

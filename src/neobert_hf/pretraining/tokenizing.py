@@ -78,9 +78,7 @@ def tokenize(
         try:
             steps, tasks = tokenizing_tasks(corpus, tokenizer, folder, tasks, workers)
             if steps:
-                logger.disable(
-                    "datatrove"
-                )  # an error reaches the caller; the log would show it again, with a traceback
+                logger.disable("datatrove")  # an error reaches the caller; the log would show it again
                 options = _local_options(workers, tasks) if is_local else {"workers": workers or -1}
                 with default_sigterm():
                     EXECUTORS[executor](steps, tasks, logging_dir=str(folder / LOGS), **options).run()
@@ -154,9 +152,8 @@ def tokenizing_tasks(
 def _local_options(workers, tasks):
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     options = {"workers": min(workers if workers and workers > 0 else cores, tasks)}
-    return options | (
-        {"start_method": "fork"} if sys.platform == "linux" else {}
-    )  # its forkserver imports torch each time
+    # datatrove's forkserver imports torch each time
+    return options | ({"start_method": "fork"} if sys.platform == "linux" else {})
 
 
 @contextmanager

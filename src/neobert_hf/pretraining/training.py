@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForMaskedLM,
     PretrainedConfig,
     PreTrainedModel,
@@ -185,19 +184,16 @@ def build_model(
     Raises:
         ValueError: An override names no field of the config, or a field that is no number.
     """
-    config_class = NeoBERTConfig
-    if variant is not None:
-        if recipe.architecture != "neobert":
-            raise ValueError(f"architecture={recipe.architecture!r} and model are both given; give one of them")
-        config_class = variant.config_class if isinstance(variant, type) else NeoBERTConfig
-    values = dict(recipe.config, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
-    context = recipe.max_length + tokenizer.pad_token_id + 1  # position ids of RoBERTa start at pad_token_id + 1
+    config_class = variant.config_class if isinstance(variant, type) else NeoBERTConfig
     if recipe.architecture != "neobert":
-        config = AutoConfig.for_model(recipe.architecture, **values, max_position_embeddings=context)
-    elif issubclass(config_class, NeoBERTConfig):
+        if variant is not None:
+            raise ValueError(f"architecture={recipe.architecture!r} and model are both given; give one of them")
+        config_class = CONFIG_MAPPING[recipe.architecture]
+    values = dict(recipe.config, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
+    if issubclass(config_class, NeoBERTConfig):
         config = config_class(**values, max_position_embeddings=recipe.max_length, sparse_prediction=True)
-    else:
-        config = config_class(**values, max_position_embeddings=context)
+    else:  # position ids of RoBERTa start at pad_token_id + 1
+        config = config_class(**values, max_position_embeddings=recipe.max_length + tokenizer.pad_token_id + 1)
     if config_overrides:
         try:
             config.update_from_string(config_overrides)
