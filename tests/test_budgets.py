@@ -10,8 +10,8 @@ SRC = ROOT / "src/neobert_hf"
 # Lines of code at most: without docstrings, comments, blank lines and imports.
 CODE = {
     "model": 2094,
-    "files": 705,
-    "runs": 620,
+    "files": 703,
+    "runs": 618,
     "pretraining": 1916,
     "finetuning": 1673,
     "embeddings": 1061,

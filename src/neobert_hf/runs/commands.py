@@ -44,9 +44,7 @@ class CommandParser(Parser, HfArgumentParser):
     def __init__(self, dataclass_types, **kwargs):
         types = [dataclass_types] if is_dataclass(dataclass_types) else list(dataclass_types)
         kwargs = {"usage": "%(prog)s --ARGUMENT VALUE ...", "formatter_class": RawDescriptionHelpFormatter} | kwargs
-        super().__init__(types, add_help=not types, **kwargs)
-        if not types:
-            return
+        super().__init__(types, add_help=False, **kwargs)
         self.short_help = argparse.ArgumentParser(add_help=False, **kwargs)
         has_more = [_add_help(self.short_help, dataclass_type) for dataclass_type in types]
         if any(has_more):
