@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import NoReturn
 
@@ -26,6 +26,7 @@ class Parser(argparse.ArgumentParser):
     """ArgumentParser whose errors are one line, with a suggestion for a mistyped argument; the scripts have it too."""
 
     shown_help = "`{} --help`"
+    words: Sequence[str] = ()  # of the command line
 
     def parse_known_args(self, args=None, namespace=None):
         """As argparse's; an empty argument is an error."""
