@@ -16,7 +16,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import NoReturn
 
@@ -24,19 +24,28 @@ Run = Callable[..., None]
 
 
 class Parser(argparse.ArgumentParser):
-    """ArgumentParser whose errors are one line, with a suggestion for a mistyped argument."""
+    """ArgumentParser whose errors are one line, with a suggestion for a mistyped argument; the scripts have it too."""
+
+    shown_help = "`{} --help`"
+    words: Sequence[str] = ()  # of the command line
+
+    def parse_known_args(self, args=None, namespace=None):
+        """As argparse's; an empty argument is an error."""
+        self.words = sys.argv[1:] if args is None else list(args)
+        if "" in self.words and self._subparsers is None:  # else the parser of the command says so
+            self.error("an argument is an empty string; leave it out, or give it a value")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """End with one line, without the usage that argparse prints before it, and status 2."""
-        known = re.findall(r"--\w+", self.format_help())
-        names = [word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--")]
+        known = re.findall(r"--[\w-]+", self.format_help())
+        names = [word.partition("=")[0] for word in self.words if word.startswith("--")]
         unknown = [name for name in names if not any(option.startswith(name) for option in known)]
         if unknown:  # before an argument that is missing
             close = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.7)
             message = f"unknown argument {unknown[0]}" + "".join(f"; did you mean {name}?" for name in close)
-        elif "" in sys.argv[1:]:
-            message = "an argument is an empty string; leave it out, or give it a value"
-        self.exit(2, f"{self.prog}: error: {message}; `{self.prog} --help` lists the arguments\n")
+        shown = self.shown_help.format(self.prog)
+        self.exit(2, f"{self.prog}: error: {message}; {shown} lists the arguments\n")
 
 
 def embed(parser: Parser) -> Run:
@@ -356,7 +365,7 @@ def main() -> None:
     known, unknown = parser.parse_known_args()
     options = vars(known)
     command, run, subparser = (options.pop(name, None) for name in ("command", "run", "subparser"))
-    if unknown or "" in sys.argv[1:]:
+    if unknown:
         (subparser or parser).error(f"unknown argument {' '.join(unknown)}")
     if command is None:
         return parser.print_help()

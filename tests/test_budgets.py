@@ -10,9 +10,9 @@ SRC = ROOT / "src/neobert_hf"
 # Lines of code at most: without docstrings, comments, blank lines and imports.
 CODE = {
     "model": 2094,
-    "files": 681,
-    "runs": 634,
-    "pretraining": 1931,
+    "files": 703,
+    "runs": 618,
+    "pretraining": 1916,
     "finetuning": 1673,
     "embeddings": 1061,
     "hub": 1101,

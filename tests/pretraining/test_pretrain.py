@@ -18,7 +18,7 @@ import neobert_cli
 from neobert_hf import PackedMLMCollator
 from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.files.writing import write_json
-from neobert_hf.pretraining import rows
+from neobert_hf.pretraining import run_rows
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.summary import plot_curves
 from neobert_hf.pretraining.training import check_start
@@ -144,7 +144,7 @@ def test_a_stream_yields_all_rows_in_another_process(corpus, tokenizer, tmp_path
         train_files=[str(corpus / f"{name}.jsonl") for name in ("train", "held_out")], streaming=True
     )
     training = arguments(tmp_path, dataloader_num_workers=num_workers)
-    stream, _ = rows.open_stream(data, training, tokenizer)
+    stream, _ = run_rows.open_stream(data, training, tokenizer)
     again = pickle.loads(pickle.dumps(stream))
     assert list(islice(again, 5)) == list(islice(stream, 5))
     loader = DataLoader(stream, batch_size=None, num_workers=num_workers)
@@ -155,7 +155,7 @@ def test_more_workers_than_files_of_a_stream_are_refused(corpus, tokenizer, tmp_
     """`datasets` stops the workers without a file, and the run would end before its last step."""
     data = CorpusArguments(train_files=[str(corpus / "train.jsonl")], streaming=True)
     with pytest.raises(ValueError, match="dataloader_num_workers=3 is above num_shards=1"):
-        rows.open_stream(data, arguments(tmp_path, dataloader_num_workers=3), tokenizer)
+        run_rows.open_stream(data, arguments(tmp_path, dataloader_num_workers=3), tokenizer)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -167,8 +167,7 @@ def test_a_row_is_masked_at_the_rate_of_its_step(corpus, tokenizer, tmp_path, st
     )
     data.num_held_out = 20
     training = arguments(tmp_path, max_steps=3, tokens_per_step=64 * 40, warmup_steps=0, mask_rate=[0.5, 0.2, 0.05])
-    text, _, _ = rows.open_text(data, training, tokenizer)
-    drawn = list(text if streaming else rows.training_rows(data, training, text))
+    drawn = list(run_rows.open_text(data, training, tokenizer).pack()[0])
     collator, ends = PackedMLMCollator(tokenizer), torch.tensor([tokenizer.cls_token_id, tokenizer.sep_token_id])
     for step, rate in enumerate(training.mask_rate):
         batch = [collator([row]) for row in drawn[40 * step : 40 * step + 40]]
@@ -187,10 +186,10 @@ def test_one_process_of_a_machine_compares_tokenized_text_with_its_files(corpus,
     def open_documents(process, num_processes, folder=tmp_path / "documents"):
         numbers = dict(world_size=num_processes, process_index=process, local_process_index=process)
         values = SimpleNamespace(**numbers, max_length=training.max_length, to_recipe=training.to_recipe)
-        return rows._open_documents(data, values, tokenizer, data.train_files, folder)
+        return run_rows._open_documents(data, values, tokenizer, data.train_files, folder)
 
-    written, open_corpus = open_documents(0, 1), rows.open_corpus
-    monkeypatch.setattr(rows, "open_corpus", lambda *args: opened.append(1) or open_corpus(*args))
+    written, open_corpus = open_documents(0, 1), run_rows.open_corpus
+    monkeypatch.setattr(run_rows, "open_corpus", lambda *args: opened.append(1) or open_corpus(*args))
     assert [len(open_documents(process, 3)) for process in (0, 1, 2)] == [len(written)] * 3
     assert len(opened) == 1
     with pytest.raises(ValueError, match="tokenize before you start several processes"):

@@ -314,10 +314,9 @@ def _plain(cell: str) -> str:
 
 def _is_swallowing(field: str, separator: str, num_columns: int) -> bool:
     """Whether the lines inside a field have as many columns as the rows; the first and the last may be parts of a row."""
-    lines = field.splitlines()[1:-1]
-    return (
-        len(lines) >= SWALLOWED and num_columns > 1 and all(line.count(separator) == num_columns - 1 for line in lines)
-    )
+    lines, num_separators = field.splitlines()[1:-1], num_columns - 1
+    is_alike = {line.count(separator) for line in lines} == {num_separators}
+    return len(lines) >= SWALLOWED and num_separators > 0 and is_alike
 
 
 def _next_row(rows: Iterator[list[str]]) -> list[str] | csv.Error | None:

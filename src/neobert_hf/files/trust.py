@@ -140,9 +140,7 @@ def foreign_settings(file: Path) -> Iterator[tuple[str, Any]]:
     is_judged = {"type": file.name == "modules.json", "types": isinstance(content, dict) and "structure" in content}
     for key, value in _pairs(content):
         names = [leaf for leaf in leaves(value) if isinstance(leaf, str)]
-        if (
-            key == "auto_map"
-        ):  # a class in a file of the folder itself, such as "modeling_neobert.NeoBERTModel", is its own
+        if key == "auto_map":  # a class in a file of the folder, such as "modeling_neobert.NeoBERTModel", is its own
             found = [re.fullmatch(r"(\w+)\.\w+", name) for name in names]
             is_own = all(each and (file.parent / f"{each[1]}.py").is_file() for each in found)
         else:

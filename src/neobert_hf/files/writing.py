@@ -121,21 +121,21 @@ def vacated(folder: Path, replaceable: Sequence[str] = (), **options: Any) -> It
     check_target(folder, None, replaceable, **options)
     aside = folder / f".{uuid.uuid4().hex}"  # inside, since the folder may be a link, a mount, or that of the shell
     held, moved = [*folder.iterdir()] if folder.is_dir() else [], []
-    if held:
-        aside.mkdir()
+    if not held:
+        yield
+        return
+    aside.mkdir()
     try:
         for part in held:
             os.replace(part, aside / part.name)
             moved.append(part)
         yield
     except BaseException:
-        for part in folder.iterdir() if moved and moved == held else ():  # what the work has written
-            if part != aside:
-                shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink()
+        for part in {*folder.iterdir()} - {aside, *held[len(moved) :]}:  # what the work has written
+            shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink()
         for part in moved:
             os.replace(aside / part.name, part)
-        if held:
-            aside.rmdir()
+        aside.rmdir()
         raise
     shutil.rmtree(aside, ignore_errors=True)
 
@@ -283,18 +283,16 @@ def only_writer(folder: Path, lock: str, wait: bool = False) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     holder = filelock.FileLock(folder / lock)
     try:
-        holder.acquire(timeout=LOCK_SECONDS)
+        held = holder.acquire(timeout=LOCK_SECONDS)
     except filelock.Timeout:
         if not wait:
             raise ValueError(
                 f"another process writes to {folder}; wait until it has ended, or choose another folder"
             ) from None
         logger.warning(f"another process writes to {folder}; waiting until it has ended")
-        holder.acquire()
-    try:
+        held = holder.acquire()
+    with held:
         yield
-    finally:
-        holder.release()
 
 
 def content_hash(content: object) -> str:

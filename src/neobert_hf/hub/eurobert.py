@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers

@@ -16,7 +16,7 @@ NAMES_OF = {
     "packing": ("MixedRows", "PackedRows", "PackedStream"),
     "plans": ("PackingPlan", "PackingSettings", "make_packing_plan", "read_packing_plan", "write_packing_plan"),
     "recipes": ("RECIPES", "Recipe", "load_recipe"),
-    "rows": ("open_text", "order_of_rows"),
+    "run_rows": ("RunRows", "open_text", "order_of_rows"),
     "tokenizing": ("tokenize", "tokenizing_tasks", "write_manifest"),
     "training": ("build_model", "pretrain"),
     "trainer": ("PretrainingTrainer", "predicted_tokens"),

@@ -2,9 +2,11 @@
 
 # ruff: noqa: RUF009  (HfArg returns a field)
 
+import json
 import os
 from argparse import Namespace
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainingArguments
@@ -12,11 +14,18 @@ from transformers.hf_argparser import HfArg
 
 from ..files.texts import as_list
 from ..runs.arguments import ResumeArguments
+from .documents import MANIFEST
 from .plans import LONG_DOCUMENTS
 from .recipes import RECIPES, Recipe, read_recipe
 
 # Fields of a recipe that are arguments too; CorpusArguments and config_overrides set the others.
 VALUES = [field.name for field in fields(Recipe) if field.name not in ("config", "corpus", "text_column", "tokenizer")]
+
+# Arguments that `recipe.yaml` repeats, beside those of the text and of the recipe.
+REPEATED = (
+    *("phase", "init_from", "config_overrides", "row_tokens", "per_device_train_batch_size", "dataloader_num_workers"),
+    *("seed", "bf16", "fp16", "tf32", "use_cpu", "torch_compile", "optim", "optim_args"),
+)
 
 
 @dataclass
@@ -178,10 +187,8 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
     def _set_accumulation(self):
         num_processes = int(os.environ.get("WORLD_SIZE", 1))
         at_once = self.row_tokens * self.per_device_train_batch_size * num_processes
-        if (
-            min(self.row_tokens, self.per_device_train_batch_size, self.tokens_per_step) < 1
-            or self.tokens_per_step % at_once
-        ):
+        smallest = min(self.row_tokens, self.per_device_train_batch_size, self.tokens_per_step)
+        if smallest < 1 or self.tokens_per_step % at_once:
             raise ValueError(
                 f"tokens_per_step={self.tokens_per_step} is not a multiple of row_tokens={self.row_tokens} x "
                 f"{self.per_device_train_batch_size} rows x {num_processes} processes; change one of them"
@@ -208,3 +215,26 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         if self.phase > phase:
             recipe = recipe.second_phase()
         return recipe.replace(**{name: getattr(self, name) for name in VALUES if getattr(self, name) is not None})
+
+
+def record_of(data: CorpusArguments, training: PretrainingArguments, functions: dict[str, str]) -> dict:
+    """Return what repeats a run, in plain types: the values of its recipe, and under `run` its other arguments.
+
+    A value that the run does not use is left out: the recipe's text beside other text, its tokenizer beside another one.
+
+    Args:
+        data: Arguments of the run.
+        training: Arguments of the run.
+        functions: Names of the functions that `pretrain` got, by argument; a file cannot give them.
+    """
+    recipe, given = asdict(training.to_recipe()), vars(training) | vars(data)
+    is_tokenized = data.documents_dir and Path(data.documents_dir, MANIFEST).is_file()
+    unused = ["corpus", "text_column"] * bool(data.train_files or data.dataset_name or is_tokenized)
+    unused += ["tokenizer"] * bool(data.tokenizer_name)
+    values = {name: value for name, value in recipe.items() if name not in unused and value not in ((), {})}
+    items = (*fields(CorpusArguments), *(item for item in fields(PretrainingArguments) if item.name in REPEATED))
+    run = {item.name: given[item.name] for item in items if given[item.name] != item.default}
+    run.pop("num_processes", None)  # changes nothing
+    if functions:
+        run["functions"] = ", ".join(f"{name}={function}" for name, function in functions.items())
+    return json.loads(json.dumps(values | {"run": run}, default=str))

@@ -75,10 +75,8 @@ class Corpus:
         source |= {"dataset_name": self.dataset_name, "dataset_config": self.dataset_config, "split": self.split}
         folder = Path(str(self.dataset_name))
         if folder.is_dir():
-            files = (file for file in sorted(folder.rglob("*")) if file.is_file())
-            source["files"] = _describe(
-                [f for f in files if not any(p.startswith(".") for p in f.relative_to(folder).parts)]
-            )
+            files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+            source["files"] = _describe([f for f in files if "/." not in f"/{f.relative_to(folder).as_posix()}"])
         return source
 
     def stream(self, num_parts: int = 1) -> IterableDataset:

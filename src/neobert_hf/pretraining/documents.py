@@ -142,12 +142,10 @@ def verify_documents(folder: str | Path) -> Documents:
         ValueError: Files are missing or damaged; the message names them.
     """
     documents = Documents(folder)
-    hashes = [
-        (file, task["sha256"][name])
-        for task in documents.manifest["tasks"]
-        for name, file in task_files(documents.folder, task["task"]).items()
-    ]
-    if damaged := [str(file) for file, digest in tqdm(hashes, "verifying", unit=" files") if file_hash(file) != digest]:
+    hashes = {}
+    for task in documents.manifest["tasks"]:
+        hashes |= {file: task["sha256"][name] for name, file in task_files(documents.folder, task["task"]).items()}
+    if damaged := [str(file) for file in tqdm(hashes, "verifying", unit=" files") if file_hash(file) != hashes[file]]:
         raise ValueError(f"{len(damaged)} damaged files: {', '.join(damaged)}; {REMEDY}")
     return documents
 

@@ -37,11 +37,7 @@ def held_out_losses(
     """
     encoded = tokenizer(list(texts), truncation=True, max_length=max_length, return_offsets_mapping=True)
     num_tokens = [len(ids) - tokenizer.num_special_tokens_to_add() for ids in encoded["input_ids"]]
-    found = {
-        "loss": np.full(len(texts), math.nan),
-        "num_correct": np.zeros(len(texts)),
-        "num_masked": np.zeros(len(texts)),
-    }
+    found = {name: np.full(len(texts), math.nan) for name in ("loss", "num_correct", "num_masked")}
     collator, names = PackedMLMCollator(tokenizer, mask_rate, batch_format="padded"), ("input_ids", "attention_mask")
     by_length = np.argsort([len(ids) for ids in encoded["input_ids"]], kind="stable").tolist()
     model.eval()
@@ -57,7 +53,5 @@ def held_out_losses(
         found["num_correct"][numbers] = ((logits.argmax(-1) == labels) & is_label).sum(1).cpu()
         found["num_masked"][numbers] = is_label.sum(1).cpu()
     ends = [max((end for _, end in offsets), default=0) for offsets in encoded["offset_mapping"]]
-    return {name: values.tolist() for name, values in found.items()} | {
-        "num_tokens": num_tokens,
-        "num_characters": ends,
-    }
+    found = {name: values.tolist() for name, values in found.items()}
+    return found | {"num_tokens": num_tokens, "num_characters": ends}

@@ -65,13 +65,10 @@ def muon(
         key = ("muon", parts, rows) if is_matrix else ("adamw", name not in no_decay)
         groups.setdefault(key, []).append(parameter)
     of_muon = [{"params": of, "parts": key[1], "rows": key[2]} for key, of in groups.items() if key[0] == "muon"]
-    of_adamw = [
-        {"params": of, "weight_decay": weight_decay * key[1]} for key, of in groups.items() if key[0] == "adamw"
-    ]
-    return MuonWithAdamW(
-        MuonInParts(of_muon, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"),
-        AdamW(of_adamw, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps),
-    )
+    of_adamw = [(of, weight_decay * key[1]) for key, of in groups.items() if key[0] == "adamw"]
+    of_adamw = [{"params": of, "weight_decay": decay} for of, decay in of_adamw]
+    rule = MuonInParts(of_muon, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+    return MuonWithAdamW(rule, AdamW(of_adamw, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps))
 
 
 class MuonWithAdamW(Optimizer):
@@ -171,12 +168,8 @@ def describe_optimizer(function: MakeOptimizer, parameters: Mapping[str, nn.Para
     check_optimizer(optimizer, parameters)
     groups = []
     for group in optimizer.param_groups:
-        values = {
-            name: value.tolist() if isinstance(value, torch.Tensor) else value
-            for name, value in group.items()
-            if name != "params"
-        }
-        plain = {name: value for name, value in values.items() if _is_plain(value)}
+        numbers = {name: value.tolist() for name, value in group.items() if isinstance(value, torch.Tensor)}
+        plain = {name: value for name, value in (group | numbers).items() if name != "params" and _is_plain(value)}
         groups.append(plain | {"num_tensors": len(group["params"])})
     return {"function": name_of(function), "class": type(optimizer).__name__, "groups": groups}
 
@@ -194,10 +187,8 @@ def describe_schedule(function: Schedule, num_steps: int) -> dict[str, str]:
                 f"schedule {name_of(function)} returned {factor!r} at step {step}; a share of the peak learning rate is a finite "
                 "number of at least 0"
             )
-    return {
-        "function": name_of(function),
-        "sha256_of_factors": hashlib.sha256(np.array(factors, "<f8").tobytes()).hexdigest(),
-    }
+    digest = hashlib.sha256(np.array(factors, "<f8").tobytes()).hexdigest()
+    return {"function": name_of(function), "sha256_of_factors": digest}
 
 
 def name_of(function: Callable) -> str:
@@ -208,6 +199,6 @@ def name_of(function: Callable) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    return (
-        all(map(_is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, str | int | float | None)
-    )
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | int | float | None)

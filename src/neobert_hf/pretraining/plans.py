@@ -8,7 +8,7 @@ import os
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -150,10 +150,8 @@ class PackingPlan:
         start = before + piece * room
         return np.concatenate([ids[:before], ids[start : min(start + room, end)], ids[end:]])
 
-    def __reduce__(self):
-        if self.folder is not None:  # another process maps the files again instead of receiving their content
-            return read_packing_plan, (self.folder,)
-        return type(self), tuple(getattr(self, field.name) for field in fields(self))
+    def __reduce_ex__(self, protocol):  # another process maps the files again instead of receiving their content
+        return super().__reduce_ex__(protocol) if self.folder is None else (read_packing_plan, (self.folder,))
 
 
 def make_packing_plan(lengths: np.ndarray, settings: PackingSettings, show_progress: bool = False) -> PackingPlan:

@@ -204,12 +204,10 @@ def read_recipe(name: str) -> tuple[Recipe, dict, dict]:
         )
     for key, value in values.items():
         kind = type(defaults[key])
-        if kind is float and type(value) is int:
-            values[key] = float(value)
-        elif type(value) is not (list if kind is tuple else kind) and not (
-            key == "mask_rate" and type(value) in (int, float)
-        ):
+        kinds = {float: (float, int), tuple: (list, float, int) if key == "mask_rate" else (list,)}.get(kind, (kind,))
+        if type(value) not in kinds:
             raise ValueError(
                 f"{name}: {key}={value!r} is a {type(value).__name__}, not a {kind.__name__} (0.0001, not 1e-4)"
             )
+        values[key] = float(value) if kind is float else value
     return Recipe(**values), values, run

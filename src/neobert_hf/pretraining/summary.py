@@ -1,8 +1,6 @@
 """Summary of a finished pretraining: its figures, its curves, and the record for the model card."""
 
-import json
 import os
-from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,16 +12,10 @@ from ..files.writing import write_json, writing
 from ..runs import environment, write_record
 from ..runs.folders import RECIPE, SUMMARY
 from ..runs.manifests import what_is_left
-from .arguments import CorpusArguments, PretrainingArguments
-from .documents import MANIFEST
 from .flops import num_elements, training_flops
 
-# Arguments that `recipe.yaml` repeats, beside those of the text and of the recipe.
-REPEATED = (
-    *("phase", "init_from", "config_overrides", "row_tokens", "per_device_train_batch_size", "dataloader_num_workers"),
-    *("seed", "bf16", "fp16", "tf32", "use_cpu", "torch_compile", "optim", "optim_args"),
-)
 FIGURES = ("steps", "num_tokens", "num_masked", "precision", "devices")  # on the card, beside the record
+SIZES = ("num_tokens", "num_masked", "sum_of_squares")  # that decide the operations
 COUNTS = "pretraining"  # the sums of a run, in the state of a checkpoint
 HELD_OUT_METRICS = ("eval_loss", "eval_perplexity", "eval_masked_accuracy")
 
@@ -40,9 +32,7 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict, record: dict) -> 
     summary = {
         **run,
         "num_parameters": num_elements(model.parameters()),
-        "training_flops": training_flops(
-            model, *(counts[name] for name in ("num_tokens", "num_masked", "sum_of_squares"))
-        ),
+        "training_flops": training_flops(model, *(counts[name] for name in SIZES)),
         "steps": trainer.state.global_step,
         **{name: last[name] for name in names},
         **held_out,
@@ -94,29 +84,6 @@ def _public(value):
     if isinstance(value, list):
         return ", ".join(map(str, map(_public, value)))
     return Path(value).name if isinstance(value, str) and os.path.exists(value) else value
-
-
-def record_of(data: CorpusArguments, training: PretrainingArguments, functions: dict[str, str]) -> dict:
-    """Return what repeats a run, in plain types: the values of its recipe, and under `run` its other arguments.
-
-    A value that the run does not use is left out: the recipe's text beside other text, its tokenizer beside another one.
-
-    Args:
-        data: Arguments of the run.
-        training: Arguments of the run.
-        functions: Names of the functions that `pretrain` got, by argument; a file cannot give them.
-    """
-    recipe, given = asdict(training.to_recipe()), vars(training) | vars(data)
-    is_tokenized = data.documents_dir and Path(data.documents_dir, MANIFEST).is_file()
-    unused = ["corpus", "text_column"] * bool(data.train_files or data.dataset_name or is_tokenized)
-    unused += ["tokenizer"] * bool(data.tokenizer_name)
-    values = {name: value for name, value in recipe.items() if name not in unused and value not in ((), {})}
-    items = (*fields(CorpusArguments), *(item for item in fields(PretrainingArguments) if item.name in REPEATED))
-    run = {item.name: given[item.name] for item in items if given[item.name] != item.default}
-    run.pop("num_processes", None)  # changes nothing
-    if functions:
-        run["functions"] = ", ".join(f"{name}={function}" for name, function in functions.items())
-    return json.loads(json.dumps(values | {"run": run}, default=str))
 
 
 def as_yaml(record: dict) -> str:

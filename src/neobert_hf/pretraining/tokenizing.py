@@ -78,9 +78,7 @@ def tokenize(
         try:
             steps, tasks = tokenizing_tasks(corpus, tokenizer, folder, tasks, workers)
             if steps:
-                logger.disable(
-                    "datatrove"
-                )  # an error reaches the caller; the log would show it again, with a traceback
+                logger.disable("datatrove")  # an error reaches the caller; the log would show it again
                 options = _local_options(workers, tasks) if is_local else {"workers": workers or -1}
                 with default_sigterm():
                     EXECUTORS[executor](steps, tasks, logging_dir=str(folder / LOGS), **options).run()
@@ -119,14 +117,14 @@ def tokenizing_tasks(
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer; give one that has a tokenizer.json")
-    folder, plain = Path(folder).resolve(), plain_tokenizer(tokenizer)
+    folder, plain, digest = Path(folder).resolve(), plain_tokenizer(tokenizer), tokenizer_hash(tokenizer)
     begun = next((read_json(folder / name) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
     num_files = corpus.stream().num_shards
     tasks = tasks or begun.get("num_tasks") or min(max(num_files, MIN_TASKS), MAX_TASKS)
     num_parts = -(-tasks // num_files) if corpus.files else 1
     settings = {
         "source": corpus.source,
-        "tokenizer": {"sha256": tokenizer_hash(tokenizer), "vocab_size": len(tokenizer)},
+        "tokenizer": {"sha256": digest, "vocab_size": len(tokenizer)},
         "special_tokens": _special_tokens(plain),
         "num_tasks": min(tasks, num_files * num_parts),
     }
@@ -154,9 +152,8 @@ def tokenizing_tasks(
 def _local_options(workers, tasks):
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     options = {"workers": min(workers if workers and workers > 0 else cores, tasks)}
-    return options | (
-        {"start_method": "fork"} if sys.platform == "linux" else {}
-    )  # its forkserver imports torch each time
+    # datatrove's forkserver imports torch each time
+    return options | ({"start_method": "fork"} if sys.platform == "linux" else {})
 
 
 @contextmanager

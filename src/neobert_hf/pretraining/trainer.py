@@ -27,7 +27,7 @@ from ..runs.manifests import STATE, CheckedCheckpoints, what_is_left
 from .flops import matrix_flops_per_s, training_flops
 from .optimizers import MakeOptimizer, Schedule, names_with_decay, trainable_parameters
 from .recipes import Recipe
-from .summary import COUNTS
+from .summary import COUNTS, SIZES
 
 SECONDS = "seconds"  # in these counts
 
@@ -163,8 +163,7 @@ class PretrainingTrainer(CheckedCheckpoints):
         new = {name: counts[name] - before[1][name] for name in TokenCounter.NAMES}
         seconds, num_steps = now - before[0], self.state.global_step - before[2]
         self.seconds += seconds
-        sizes = (new[name] for name in ("num_tokens", "num_masked", "sum_of_squares"))
-        flops = training_flops(self.accelerator.unwrap_model(self.model), *sizes)
+        flops = training_flops(self.accelerator.unwrap_model(self.model), *(new[name] for name in SIZES))
         return {
             "perplexity": math.exp(min(loss, 700)),
             "masked_accuracy": new["num_correct"] / max(new["num_masked"], 1),

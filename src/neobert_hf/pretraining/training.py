@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForMaskedLM,
     PretrainedConfig,
     PreTrainedModel,
@@ -21,6 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
+from ..files.messages import say
 from ..files.trust import load_tokenizer, read_json
 from ..files.wordpiece import tokenizer_hash
 from ..files.writing import saving
@@ -30,7 +30,7 @@ from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs import lock_run, train_or_resume, tune_allocator
 from ..runs.folders import RUN, SUMMARY
 from ..runs.manifests import what_is_left
-from .arguments import CorpusArguments, PretrainingArguments
+from .arguments import CorpusArguments, PretrainingArguments, record_of
 from .collators import PackedMLMCollator
 from .optimizers import (
     MakeOptimizer,
@@ -43,8 +43,8 @@ from .optimizers import (
     trainable_parameters,
 )
 from .recipes import Recipe
-from .rows import held_out_rows, open_text, order_of_rows, training_rows
-from .summary import as_yaml, record_of, write_summary
+from .run_rows import RunRows, open_text
+from .summary import as_yaml, write_summary
 from .trainer import PretrainingTrainer
 
 logger = logging.get_logger(__name__)
@@ -89,34 +89,71 @@ def pretrain(
 
 
 def _pretrain(data, training, recipe, variant, optimizer, schedule):
-    given = {"model": variant, "optimizer": optimizer, "schedule": schedule}
+    functions = check_functions(training, recipe, {"model": variant, "optimizer": optimizer, "schedule": schedule})
+    of_schedule = {} if schedule is None else {"schedule": describe_schedule(schedule, recipe.max_steps)}
+    record = record_of(data, training, functions)
+    set_seed(training.seed)
+    if training.device.type == "cpu":
+        tune_allocator()
+    if training.process_index == 0:
+        say(f"recipe {training.recipe}, phase {training.phase}:\n{as_yaml(record)}")
+    tokenizer = load_tokenizer(data.tokenizer_name or recipe.tokenizer)
+    rows = open_text(data, training, tokenizer)
+    if tokenizer.mask_token is None or tokenizer.pad_token is None:  # LLaMA's, of m3; text is tokenized without them
+        tokenizer.add_special_tokens({"mask_token": "[MASK]", "pad_token": "[PAD]"})
+    model = make_model(recipe, training, tokenizer, variant)
+    optimizer = optimizer or optimizer_of(recipe, model)
+    run = identity(training, model, tokenizer, rows, variant, optimizer) | of_schedule
+    if training.phase == 2:
+        draws_held_out = not data.streaming and not data.validation_files
+        check_start(training.init_from, model, len(tokenizer), run, draws_held_out)
+
+    def make_trainer(checkpoint):  # makes packing plans, so a run that is refused makes none
+        train_dataset, eval_dataset = rows.pack()
+        return PretrainingTrainer(
+            model,
+            training,
+            recipe=recipe,
+            optimizer=optimizer,
+            schedule=schedule,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            data_collator=make_collator(recipe, tokenizer),
+            processing_class=tokenizer,
+        )
+
+    trainer = train_or_resume(make_trainer, training, run)
+    finish(trainer, run, record)
+    return trainer
+
+
+def check_functions(
+    training: PretrainingArguments, recipe: Recipe, given: dict[str, Callable | None]
+) -> dict[str, str]:
+    """Return the names of the functions that `pretrain` got, by argument.
+
+    Raises:
+        ValueError: One is no function, or an option names an optimizer beside the one that a function makes.
+    """
     for name, function in given.items():
         if function is not None and not callable(function):
             raise ValueError(
                 f"{name}={function!r} is no function; give a name to PretrainingArguments, and functions to pretrain"
             )
     functions = {name: name_of(function) for name, function in given.items() if function is not None}
-    of_schedule = {} if schedule is None else {"schedule": describe_schedule(schedule, recipe.max_steps)}
-    if optimizer is not None:
+    if "optimizer" in functions:
         training.refuse_optim("a function that makes the optimizer")
         if recipe.optimizer != "adamw":
             raise ValueError(
-                f"optimizer={recipe.optimizer!r} has no effect beside the function {name_of(optimizer)}; give one"
+                f"optimizer={recipe.optimizer!r} has no effect beside the function {functions['optimizer']}; give one"
             )
-    record = record_of(data, training, functions)
-    set_seed(training.seed)
-    if training.device.type == "cpu":
-        tune_allocator()
-    if training.process_index == 0:
-        print(f"recipe {training.recipe}, phase {training.phase}:\n{as_yaml(record)}", flush=True)
+    return functions
 
-    # Text
-    tokenizer = load_tokenizer(data.tokenizer_name or recipe.tokenizer)
-    text, held_out, source = open_text(data, training, tokenizer)
-    if tokenizer.mask_token is None or tokenizer.pad_token is None:  # LLaMA's, of m3; text is tokenized without them
-        tokenizer.add_special_tokens({"mask_token": "[MASK]", "pad_token": "[PAD]"})
 
-    # Model, and the identity of the run
+def make_model(
+    recipe: Recipe, training: PretrainingArguments, tokenizer: PreTrainedTokenizerBase, variant: ModelOrClass | None
+) -> PreTrainedModel:
+    """Return the model that the training starts with: in phase 1 a new one, in phase 2 that of phase 1."""
     unset_hf_deepspeed_config()  # ZeRO-3 would draw other initial weights; it shards the model when the training starts
     if training.phase == 1:
         model = build_model(recipe, tokenizer, training.config_overrides, variant)
@@ -125,46 +162,9 @@ def _pretrain(data, training, recipe, variant, optimizer, schedule):
         if isinstance(model.config, NeoBERTConfig):  # others have as many positions as they were made with
             model.config.max_position_embeddings = max(training.max_length, model.config.max_position_embeddings)
             model.config.sparse_prediction = True
-    optimizer = optimizer or optimizer_of(recipe, model)
-    run = identity(data, training, model, tokenizer, source)
     if variant is not None:
         check_variant(model, recipe)
-        run["model"] = full_name(variant)
-    if optimizer is not None:
-        del run["optim"], run["optim_args"]  # of Trainer's optimizer
-        run["optimizer"] = plain(describe_optimizer(optimizer, trainable_parameters(model)))
-    run |= of_schedule
-    if training.phase == 2:
-        draws_held_out = not data.streaming and not data.validation_files
-        check_start(training.init_from, model, len(tokenizer), run, draws_held_out)
-
-    # Rows and training
-    collator = PackedMLMCollator(
-        tokenizer,
-        recipe.mask_rate[0],
-        recipe.mask_replace_prob,
-        recipe.random_replace_prob,
-        recipe.batch_format,
-        return_flash_attn_kwargs=recipe.batch_format == "packed",
-        trust_boundaries=recipe.batch_format == "packed",  # the GPU does not wait for checks of positions and labels
-    )
-
-    def make_trainer(checkpoint):  # makes packing plans, so a run that is refused makes none
-        return PretrainingTrainer(
-            model,
-            training,
-            recipe=recipe,
-            optimizer=optimizer,
-            schedule=schedule,
-            train_dataset=text if data.streaming else training_rows(data, training, text),
-            eval_dataset=None if held_out is None else held_out_rows(data, training, held_out),
-            data_collator=collator,
-            processing_class=tokenizer,
-        )
-
-    trainer = train_or_resume(make_trainer, training, run)
-    finish(trainer, run, record)
-    return trainer
+    return model
 
 
 def build_model(
@@ -184,19 +184,16 @@ def build_model(
     Raises:
         ValueError: An override names no field of the config, or a field that is no number.
     """
-    config_class = NeoBERTConfig
-    if variant is not None:
-        if recipe.architecture != "neobert":
-            raise ValueError(f"architecture={recipe.architecture!r} and model are both given; give one of them")
-        config_class = variant.config_class if isinstance(variant, type) else NeoBERTConfig  # type: ignore[attr-defined]
-    values = dict(recipe.config, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
-    context = recipe.max_length + tokenizer.pad_token_id + 1  # position ids of RoBERTa start at pad_token_id + 1
+    config_class = variant.config_class if isinstance(variant, type) else NeoBERTConfig  # type: ignore[attr-defined]
     if recipe.architecture != "neobert":
-        config = AutoConfig.for_model(recipe.architecture, **values, max_position_embeddings=context)
-    elif issubclass(config_class, NeoBERTConfig):
+        if variant is not None:
+            raise ValueError(f"architecture={recipe.architecture!r} and model are both given; give one of them")
+        config_class = CONFIG_MAPPING[recipe.architecture]
+    values = dict(recipe.config, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
+    if issubclass(config_class, NeoBERTConfig):
         config = config_class(**values, max_position_embeddings=recipe.max_length, sparse_prediction=True)
-    else:
-        config = config_class(**values, max_position_embeddings=context)
+    else:  # position ids of RoBERTa start at pad_token_id + 1
+        config = config_class(**values, max_position_embeddings=recipe.max_length + tokenizer.pad_token_id + 1)
     if config_overrides:
         try:
             config.update_from_string(config_overrides)
@@ -324,11 +321,12 @@ def check_start(init_from: str, model: PreTrainedModel, num_tokens: int, run: di
 
 
 def identity(
-    data: CorpusArguments,
     training: PretrainingArguments,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    source: dict,
+    rows: RunRows,
+    variant: ModelOrClass | None,
+    optimizer: MakeOptimizer | None,
 ) -> dict:
     """Return everything that decides the weights of a run, in plain types; a resume compares it with `run.json`."""
     recipe, config = asdict(training.to_recipe()), model.config.to_diff_dict()
@@ -338,25 +336,34 @@ def identity(
         "phase": training.phase,
         "init_from": training.init_from,
         "config": {k: v for k, v in config.items() if k not in ("auto_map", "transformers_version")},
-        "data": source,
         "tokenizer_sha256": tokenizer_hash(tokenizer),
-        "held_out": {
-            "files": [Path(file).name for file in data.validation_files or ()],
-            "num_held_out": data.num_held_out,
-        },
-        "optim": training.optim.value,
-        "optim_args": training.optim_args,
         "seed": training.seed,
         "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else launched,
+        **rows.identity,
     }
+    if variant is not None:
+        run["model"] = full_name(variant)
+    if optimizer is None:
+        run |= {"optim": training.optim.value, "optim_args": training.optim_args}
+    else:
+        run["optimizer"] = describe_optimizer(optimizer, trainable_parameters(model))
     if training.deepspeed_plugin is not None:  # its checkpoints hold the optimizer's state in files of their own
         run["zero_stage"] = training.deepspeed_plugin.zero_stage
-    return plain(run | order_of_rows(data, training))
+    return json.loads(json.dumps(run))  # as it is read from the file
 
 
-def plain(values: dict) -> dict:
-    """Return values as JSON has them, to compare them with those of a file."""
-    return json.loads(json.dumps(values))
+def make_collator(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PackedMLMCollator:
+    """Return the collator with the masks and the batch format of a recipe."""
+    is_packed = recipe.batch_format == "packed"
+    return PackedMLMCollator(
+        tokenizer,
+        recipe.mask_rate[0],
+        recipe.mask_replace_prob,
+        recipe.random_replace_prob,
+        recipe.batch_format,
+        return_flash_attn_kwargs=is_packed,
+        trust_boundaries=is_packed,  # the GPU does not wait for checks of positions and labels
+    )
 
 
 def finish(trainer: PretrainingTrainer, run: dict, record: dict) -> None:
@@ -369,4 +376,4 @@ def finish(trainer: PretrainingTrainer, run: dict, record: dict) -> None:
         trainer.save_model()
     if trainer.is_world_process_zero():
         summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")}, record)
-        print(json.dumps({k: v for k, v in summary.items() if not isinstance(v, dict)}))
+        say(json.dumps({k: v for k, v in summary.items() if not isinstance(v, dict)}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,11 +96,9 @@ def open_adapter(model_class: type[Any], folder: str | Path, base: str | None = 
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     model = model_class.from_pretrained(base, problem_type=problem_type, **labels, **options)
     found = _sample(model)
-    compared = [name for name in found if found[name] is not None and record[name] is not None]
-    if not all(np.shape(found[name]) == np.shape(record[name]) for name in compared) or not all(
-        np.allclose(found[name], record[name], rtol=0.01, atol=1e-4)  # the rounding of bfloat16
-        for name in compared
-    ):
+    compared = [(found[name], record[name]) for name in found if found[name] is not None and record[name] is not None]
+    is_close = partial(np.allclose, rtol=0.01, atol=1e-4)  # the rounding of bfloat16
+    if not all(np.shape(ours) == np.shape(theirs) and is_close(ours, theirs) for ours, theirs in compared):
         raise ValueError(
             f"the adapter {folder} was trained on {trained_on}, and {base} is another model; give the former"
         )
@@ -118,10 +117,11 @@ def labels_of_adapter(folder: str | Path) -> tuple[str, list[str]]:
 
 
 def _read_record(folder: str | Path) -> dict:
-    if missing := [name for name in (BASE_FILE, "adapter_config.json") if not Path(folder, name).is_file()]:
-        raise FileNotFoundError(
-            f"{folder} has no {missing[0]}; give the folder of an adapter that save_adapter has written"
-        )
+    for name in (BASE_FILE, "adapter_config.json"):
+        if not Path(folder, name).is_file():
+            raise FileNotFoundError(
+                f"{folder} has no {name}; give the folder of an adapter that save_adapter has written"
+            )
     return read_json(Path(folder, BASE_FILE))
 
 
@@ -137,8 +137,7 @@ def _sample(model: PreTrainedModel) -> dict:
 
     layer = model.get_input_embeddings()
     embedding = getattr(layer, "original_module", layer).weight  # below the copy that an adapter trains
-    (block, *_) = (
-        weight for name, weight in model.named_parameters() if re.search(r"\bwo\.(base_layer\.)?weight$", name)
-    )
+    is_of_block = re.compile(r"\bwo\.(base_layer\.)?weight$").search
+    block = next(weight for name, weight in model.named_parameters() if is_of_block(name))
     shape = list(embedding.shape)
     return {"embedding_shape": shape, "embedding_sample": numbers(embedding), "block_sample": numbers(block)}

@@ -5,18 +5,20 @@ traceback; `NEOBERT_TRACEBACK=1` shows the traceback of every error.
 """
 
 import argparse
-import difflib
 import os
 import re
 import sys
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from importlib import metadata
 from inspect import get_annotations
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from torch import OutOfMemoryError
 from transformers.hf_argparser import HfArgumentParser
+
+from neobert_cli import Parser
 
 from ..files.texts import printable
 
@@ -26,7 +28,7 @@ LIBRARIES = ("transformers", "sentence_transformers")  # --help_all lists their 
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: "BOOL"}
 
 
-class CommandParser(HfArgumentParser):
+class CommandParser(Parser, HfArgumentParser):
     """HfArgumentParser whose errors are one line, and whose `--help` leaves out the arguments that a library declares.
 
     An error that the dataclasses raise is an error of the command line as well. `--help_all` lists the arguments of transformers
@@ -37,13 +39,12 @@ class CommandParser(HfArgumentParser):
         kwargs: Of `argparse.ArgumentParser`.
     """
 
+    shown_help = "--help"
+
     def __init__(self, dataclass_types, **kwargs: Any):
         types: list[Any] = [dataclass_types] if is_dataclass(dataclass_types) else list(dataclass_types)
-        kwargs.setdefault("usage", "%(prog)s --ARGUMENT VALUE ...")
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(types, add_help=not types, **kwargs)
-        if not types:
-            return
+        kwargs = {"usage": "%(prog)s --ARGUMENT VALUE ...", "formatter_class": RawDescriptionHelpFormatter} | kwargs
+        super().__init__(types, add_help=False, **kwargs)
         self.short_help = argparse.ArgumentParser(add_help=False, **kwargs)
         has_more = [_add_help(self.short_help, dataclass_type) for dataclass_type in types]
         if any(has_more):
@@ -56,15 +57,7 @@ class CommandParser(HfArgumentParser):
         self.add_argument("--help_all", action="help", help="Show all arguments, then exit.")
 
     def parse_args_into_dataclasses(self, args: Sequence[str] | None = None, **kwargs) -> tuple:
-        """As HfArgumentParser's; an unknown argument is an error that suggests a known one."""
-        args = sys.argv[1:] if args is None else list(args)
-        if "" in args:
-            self.error("an argument is an empty string; leave it out, or give it a value")
-        known = re.findall(r"--[\w-]+", self.format_help())
-        names = [word.partition("=")[0] for word in args if word.startswith("--")]
-        if unknown := [name for name in names if not any(option.startswith(name) for option in known)]:
-            close = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.7)
-            self.error(f"unknown argument {unknown[0]}" + "".join(f"; did you mean {name}?" for name in close))
+        """As HfArgumentParser's; an unknown argument is an error."""
         try:
             for dataclass_type in self.dataclass_types:  # defaults may follow from another argument
                 if hasattr(dataclass_type, "defaults_of"):
@@ -77,10 +70,6 @@ class CommandParser(HfArgumentParser):
         if rest:
             self.error(f"unknown argument {rest[0]}")
         return tuple(parsed)
-
-    def error(self, message: str) -> NoReturn:  # type: ignore[misc]  # `exit` of an untyped library ends it
-        """End with one line, without the usage that argparse prints before it, and status 2."""
-        self.exit(2, f"{self.prog}: error: {message}; --help lists the arguments\n")
 
 
 class _ShortHelp(argparse.Action):

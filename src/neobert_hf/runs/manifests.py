@@ -73,9 +73,7 @@ class CheckedCheckpoints(Trainer):
 
     def _remove_older_checkpoints(self, newest, limit):
         best = self.state.best_model_checkpoint
-        kept = (
-            {newest.name, Path(best).name} if best else {newest.name}
-        )  # the path of a resumed run may be spelled otherwise
+        kept = {newest.name, Path(best or newest).name}  # the path of a resumed run may be spelled otherwise
         others = [path for _, path in numbered_checkpoints(newest.parent) if path.is_dir() and path.name not in kept]
         others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         for path in others[max(limit - len(kept), 0) :]:

@@ -2,12 +2,14 @@
 
 import os
 import signal
-import sys
 import threading
 from functools import partial
 
 import torch
 from transformers import TrainerCallback
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 SAVING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -34,7 +36,7 @@ class SaveOnTerminate(TrainerCallback):
         self._signal = number
         if number == signal.SIGINT and self._is_alone:  # launchers repeat a Ctrl-C to their processes
             signal.signal(number, self._before[number])
-            # print is not safe in a handler
+            # a logger is not safe in a handler
             os.write(2, b"\nCtrl-C: saving a checkpoint after this step; a second Ctrl-C ends at once\n")
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -64,7 +66,7 @@ class SaveOnTerminate(TrainerCallback):
         if self._agreed_signal:
             if state.is_world_process_zero:
                 message = "rerun the command with --resume_from_checkpoint last to resume"
-                print(f"stopped at step {state.global_step}; {message}", file=sys.stderr)
+                logger.warning(f"stopped at step {state.global_step}; {message}")
             raise SystemExit(128 + self._agreed_signal)
 
     def restore_handlers(self) -> None:

@@ -16,7 +16,7 @@ from scipy import stats
 from torch.utils.data import DataLoader
 
 from neobert_hf.files.wordpiece import train_wordpiece
-from neobert_hf.pretraining import PackedMLMCollator, rows
+from neobert_hf.pretraining import PackedMLMCollator, open_text
 from neobert_hf.pretraining.arguments import VALUES
 
 pytestmark = pytest.mark.slow  # a project of its own: `make test-all` runs it
@@ -209,8 +209,7 @@ PAIRS = [  # arguments of both arms, and those of the second one
 
 def steps_of(data, training, tokenizer):
     """Unmasked ids and labels of each step, as a run reads them."""
-    text, _, _ = rows.open_text(data, training, tokenizer)
-    text = text if data.streaming else rows.training_rows(data, training, text)
+    text = open_text(data, training, tokenizer).pack()[0]
     options = training.mask_rate[0], training.mask_replace_prob, training.random_replace_prob
     batches = iter(DataLoader(
         text, training.per_device_train_batch_size, num_workers=training.dataloader_num_workers,

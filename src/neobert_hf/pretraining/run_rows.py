@@ -1,7 +1,9 @@
 """From text to the rows of a run: tokenized documents or a stream, held-out documents, packed rows."""
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset, Subset
@@ -11,13 +13,84 @@ from .arguments import CorpusArguments, PretrainingArguments
 from .corpus import open_corpus
 from .documents import MANIFEST, Documents, Selection
 from .packing import MixedRows, PackedRows, PackedStream, RatedRows
-from .plans import PLANS, NothingToPack, PackingSettings, make_packing_plan, write_packing_plan
+from .plans import PLANS, NothingToPack, PackingPlan, PackingSettings, make_packing_plan, write_packing_plan
 from .tokenizing import tokenize
 
 
-def open_text(
-    data: CorpusArguments, training: PretrainingArguments, tokenizer: PreTrainedTokenizerBase
-) -> tuple[Documents | Selection | PackedStream, Subset | None, dict]:
+@dataclass(frozen=True)
+class RunRows:
+    """The text of a run: the rows that it trains on, those that it is evaluated on, and what identifies both.
+
+    Args:
+        data: Text, and the folder of its tokens.
+        training: Recipe and training arguments.
+        text: Documents to train on, or a stream of rows.
+        held_out: Held-out documents, or None.
+        source: Values that identify the text.
+    """
+
+    data: CorpusArguments
+    training: PretrainingArguments
+    text: Documents | Selection | PackedStream
+    held_out: Subset | None
+    source: dict[str, Any]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the rows of each step beside recipe and seed, in plain types."""
+        files = [Path(file).name for file in self.data.validation_files or ()]
+        held_out = {"files": files, "num_held_out": self.data.num_held_out}
+        return {"data": self.source, "held_out": held_out, **order_of_rows(self.data, self.training)}
+
+    def pack(self) -> tuple[Dataset, PackedRows | None]:
+        """Return the rows of the whole run, and one pass over the held-out documents, packed in the same way.
+
+        Packing plans are made once and kept beside the documents.
+
+        Raises:
+            ValueError: The mixture draws from documents of a length that no document has, or a plan is damaged.
+            OSError: A plan cannot be written.
+        """
+        data, training, rows, held_out = self.data, self.training, self.text, self.held_out
+        if not data.streaming:
+            rate, num_rows = _mask_rate(training), training.max_steps * training.rows_per_step
+            plans = [
+                self._plan(share, length) if share else None
+                for share, length in zip(training.mixture, (0, *training.longer_than))
+            ]
+            parts = [None if plan is None else PackedRows(self.text, plan, num_rows) for plan in plans]
+            rows = parts[0]
+            if training.mixture[0] != 1.0:
+                rows = MixedRows(parts, training.mixture, training.rows_per_step, training.max_steps, training.seed)
+            if rate is not None:
+                rows = RatedRows(rows, rate)
+        if held_out is not None:
+            budget = (training.row_tokens, training.max_length, data.long_documents, held_out.dataset.special_tokens)
+            lengths = np.array([len(held_out[number]) for number in range(len(held_out))])
+            held_out = PackedRows(held_out, make_packing_plan(lengths, PackingSettings(*budget, seed=training.seed)))
+        return rows, held_out
+
+    def _plan(self, share: float, length: int) -> PackingPlan:
+        """The plan of a share of the steps, which draws documents of more than `length` tokens."""
+        training, documents = self.training, self.text.longer_than(length) if length else self.text
+        try:
+            return write_packing_plan(
+                documents,
+                training.row_tokens,
+                training.max_length,
+                fallback_folder=Path(training.output_dir, PLANS),
+                show_progress=not training.disable_tqdm,
+                long_documents=self.data.long_documents,
+                seed=training.seed,
+            )
+        except NothingToPack as error:
+            raise ValueError(
+                f"mixture={training.mixture} draws {share:.0%} of the steps from documents of more than {length} tokens, and "
+                "there are none; change mixture or longer_than"
+            ) from error
+
+
+def open_text(data: CorpusArguments, training: PretrainingArguments, tokenizer: PreTrainedTokenizerBase) -> RunRows:
     """Open the training text and the held-out text of a run; what is not tokenized yet is tokenized first.
 
     Args:
@@ -26,27 +99,26 @@ def open_text(
         tokenizer: A fast tokenizer.
 
     Returns:
-        The documents to train on, or a stream of rows; the held-out documents, or None; and the values that identify the text.
+        The text, which gives the rows.
 
     Raises:
         ValueError: Another tokenizer made the documents, several processes would tokenize at once, or the text is wrong.
         OSError: A file cannot be read or written.
     """
-    folder = Path(data.documents_dir or Path(training.output_dir, "documents"))
-    held_out = None
+    folder, held_out = Path(data.documents_dir or Path(training.output_dir, "documents")), None
+    if data.streaming:
+        text, source = open_stream(data, training, tokenizer)
     if data.validation_files:
         beside = folder.with_name(f"{folder.name}-held_out")
         held_out = _open_documents(data, training, tokenizer, data.validation_files, beside)
         held_out = Subset(held_out, range(len(held_out)))
-    if data.streaming:
-        stream, source = open_stream(data, training, tokenizer)
-        return stream, held_out, source
-    documents = _open_documents(data, training, tokenizer, data.train_files, folder)
-    names = ("source", "num_documents", "num_tokens", "num_tasks", "tokenizer")
-    source = {name: documents.manifest[name] for name in names}
-    if held_out is None:
-        documents, held_out = documents.split(data.num_held_out, training.seed)
-    return documents, held_out, source
+    if not data.streaming:
+        text = _open_documents(data, training, tokenizer, data.train_files, folder)
+        names = ("source", "num_documents", "num_tokens", "num_tasks", "tokenizer")
+        source = {name: text.manifest[name] for name in names}
+        if held_out is None:
+            text, held_out = text.split(data.num_held_out, training.seed)
+    return RunRows(data, training, text, held_out, source)
 
 
 def _open_documents(data, training, tokenizer, files, folder):
@@ -123,47 +195,3 @@ def order_of_rows(data: CorpusArguments, training: PretrainingArguments) -> dict
         order["dataloader_num_workers"] = training.dataloader_num_workers
         order["per_device_train_batch_size"] = training.per_device_train_batch_size
     return order
-
-
-def training_rows(data: CorpusArguments, training: PretrainingArguments, documents: Documents | Selection) -> Dataset:
-    """Return the rows of a whole run, by packing plans that are made once and kept beside the documents.
-
-    Raises:
-        ValueError: The mixture draws from documents of a length that no document has, or a plan is damaged.
-        OSError: A plan cannot be written.
-    """
-    num_rows = training.max_steps * training.rows_per_step
-    parts: list[PackedRows | None] = []
-    options = {
-        "max_length": training.max_length,
-        "long_documents": data.long_documents,
-        "seed": training.seed,
-        "fallback_folder": Path(training.output_dir, PLANS),
-        "show_progress": not training.disable_tqdm,
-    }
-    for share, length in zip(training.mixture, (0, *training.longer_than)):
-        if not share:
-            parts.append(None)
-            continue
-        selection = documents.longer_than(length) if length else documents
-        try:
-            plan = write_packing_plan(selection, training.row_tokens, **options)
-        except NothingToPack as error:
-            raise ValueError(
-                f"mixture={training.mixture} draws {share:.0%} of the steps from documents of more than {length} tokens, and "
-                "there are none; change mixture or longer_than"
-            ) from error
-        parts.append(PackedRows(documents, plan, num_rows))
-    rows = parts[0]
-    if training.mixture[0] != 1.0:
-        rows = MixedRows(parts, training.mixture, training.rows_per_step, training.max_steps, training.seed)
-    rate = _mask_rate(training)
-    return rows if rate is None else RatedRows(rows, rate)
-
-
-def held_out_rows(data: CorpusArguments, training: PretrainingArguments, held_out: Subset) -> PackedRows:
-    """Return one pass over the held-out documents, packed as those of the training."""
-    special_tokens, seed = held_out.dataset.special_tokens, training.seed
-    settings = PackingSettings(training.row_tokens, training.max_length, data.long_documents, special_tokens, seed=seed)
-    lengths = np.array([len(held_out[number]) for number in range(len(held_out))])
-    return PackedRows(held_out, make_packing_plan(lengths, settings))
