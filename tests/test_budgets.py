@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src/neobert_hf"
 # Lines of code at most: without docstrings, comments, blank lines and imports.
 CODE = {
-    "model": 2094,
+    "model": 2093,
     "files": 681,
     "runs": 634,
     "pretraining": 1931,
