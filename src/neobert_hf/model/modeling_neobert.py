@@ -341,7 +341,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
                 states += (layout.unflatten(x_TD) if index in returned else None,)
                 x_TD = x_TD if states[-1] is None else layout.flatten(states[-1])
             elif select_tokens is not None and block is last and not is_hooked(*block.modules(), self.layer_norm):
-                # of the other tokens nobody reads the states; it may wait for the device, so the other blocks are queued before
+                # nothing reads the states of other tokens; this may wait for the device, so the other blocks are queued before
                 tokens_S = select_tokens(layout)
             output = block(x_TD, rotary, plan, tokens_S)
             x_TD, *weights = output if isinstance(output, tuple) else (output,)
