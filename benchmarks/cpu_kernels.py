@@ -19,7 +19,7 @@ from neobert_hf.model.blocks_neobert import RMSNorm
 from neobert_hf.model.kernels_neobert import (
     InferenceLinear,
     Int8Linear,
-    choose_kernels,
+    choose_product,
     linear,
     rms_norm,
     tiled_attention,
@@ -39,7 +39,7 @@ def variants(num_tokens: int, dtype: torch.dtype) -> dict[str, dict]:
     narrow = inner[:, :INNER].contiguous()
     qkv = torch.randn(num_tokens, HEADS, 3, WIDTH // HEADS).to(dtype)
     table = torch.randn(num_tokens, WIDTH // HEADS // 2, 2)
-    turns, kernels = torch.view_as_complex(table), choose_kernels(dtype, num_tokens)
+    turns, multiply = torch.view_as_complex(table), choose_product(dtype, num_tokens)
     w12, w3 = (nn.Linear(*shape, bias=False).to(dtype).eval() for shape in ((WIDTH, 2 * INNER), (INNER, WIDTH)))
     packed, int8, wide = InferenceLinear(w12, dtype).eval(), Int8Linear(w12, torch.float32).eval(), x.float()
     quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(copy.deepcopy(w12).float()), {nn.Linear})
@@ -63,20 +63,20 @@ def variants(num_tokens: int, dtype: torch.dtype) -> dict[str, dict]:
     runs = {
         "product w12": {
             "F.linear": lambda: F.linear(x, w12.weight),
-            "ours": lambda: linear(w12, x, kernels),
+            "ours": lambda: linear(w12, x, multiply),
             "oneDNN": lambda: FUSED(x, w12.weight, None, "none", [], ""),
-            "ours, prepacked": lambda: linear(packed, x, kernels),
-            "ours, int8, a scale for each row": lambda: linear(int8, wide, kernels),
+            "ours, prepacked": lambda: linear(packed, x, multiply),
+            "ours, int8, a scale for each row": lambda: linear(int8, wide, multiply),
             "int8 of torch.ao, one scale": lambda: quantized(wide),
         },
         "product w12, silu, multiply": {
             "F.linear and plain arithmetic": lambda: F.silu((y := F.linear(x, w12.weight).chunk(2, -1))[0]) * y[1],
-            "ours": lambda: F.silu((y := linear(w12, x, kernels).chunk(2, -1))[0]).mul_(y[1]),
+            "ours": lambda: F.silu((y := linear(w12, x, multiply).chunk(2, -1))[0]).mul_(y[1]),
             "silu and multiply fused into two products": fused_feed_forward,
         },
         "product w3 and residual": {
             "F.linear, +": lambda: x + F.linear(narrow, w3.weight),
-            "ours": lambda: x + linear(w3, narrow, kernels),
+            "ours": lambda: x + linear(w3, narrow, multiply),
             "residual fused (addmm)": lambda: torch.addmm(x, narrow, w3.weight.t()),
             "residual fused (oneDNN)": lambda: FUSED.binary(narrow, x, w3.weight, None, "add"),
         },

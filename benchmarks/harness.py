@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 from transformers.utils import is_flash_attn_2_available
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel, inference_copy
-from neobert_hf.model.kernels_neobert import choose_kernels, linear
+from neobert_hf.model.kernels_neobert import choose_product, linear
 
 # Models of transformers: their type, and values that differ from its defaults. An older transformers may lack a model.
 LARGE = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16)
@@ -165,13 +165,13 @@ class Ceiling:
     def __call__(self, num_tokens: int) -> None:
         """Run the products for a number of tokens."""
         inputs, weight = {}, self.layers[0].weight
-        kernels = choose_kernels(weight.dtype, num_tokens) if weight.device.type == "cpu" else "plain"
+        multiply = choose_product(weight.dtype, num_tokens) if weight.device.type == "cpu" else None
         for layer in self.layers:
             if layer.in_features not in inputs:
                 inputs[layer.in_features] = torch.ones(
                     num_tokens, layer.in_features, dtype=weight.dtype, device=weight.device
                 )
-            linear(layer, inputs[layer.in_features], kernels)
+            linear(layer, inputs[layer.in_features], multiply)
 
     def tokens_per_s(self, num_tokens: int, seconds: float, length: float) -> float:
         """Tokens/s of a NeoBERT on sequences of `length` tokens if all of its products ran at the measured speed."""

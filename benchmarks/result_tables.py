@@ -28,6 +28,7 @@ NAMES = {
     "ours": "NeoBERT (222 M)",
     "ours-prepacked": "NeoBERT, prepacked",
     "ours-int8": "NeoBERT, int8",
+    "ours-graphs": "NeoBERT, prepacked, CUDA graphs",
     "ours-compiled": "NeoBERT, torch.compile",
     "ours-autotuned": "NeoBERT, prepacked, autotuned",
     "ours, no padding given": "NeoBERT, one packed row",

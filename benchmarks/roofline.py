@@ -71,7 +71,7 @@ def flops_per_token() -> tuple[float, float]:
 def bytes_per_token(variant: str, dtype: str, length: int, config: NeoBERTConfig) -> int:
     """Bytes that operations other than products and attention read and write for a token."""
     width, inner = config.hidden_size, config.swiglu_width
-    stream = 4 if dtype == "float16" else 2  # bytes of a number in the residual stream (`widen_residual`)
+    stream = 4 if dtype == "float16" else 2  # bytes of a number in the residual stream (`NeoBERTModel.embed`)
     norm, add = (4 + 4 + 4 + 2 if stream == 4 else 2 + 2), 2 * stream + 2
     to_fp32_and_back = 2 * (2 + 4) + 2 * (4 + 4) + 2 * (4 + 2)  # queries and keys: cast, rotate, cast
     if variant == "published":  # an unfused norm; the mask for each head: int64 to bool to the dtype, read by attention

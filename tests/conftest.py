@@ -124,11 +124,13 @@ def packed_rows(documents, max_tokens, max_length=None, num_rows=None, **setting
     return PackedRows(documents, make_packing_plan(list(map(len, documents)), settings), num_rows)
 
 
-def packed_plan(lengths, implementation="auto", **options):
-    """The plan of a forward over one packed row of documents; `options` as in `make_plan`."""
+def packed_plan(lengths, implementation="auto", dtype=torch.float32, is_training=True):
+    """The plan of a forward over one packed row of documents."""
     boundaries = Boundaries(cu_seq_lens={"cu_seq_lens_q": torch.tensor([0, *lengths]).cumsum(0)})
-    config = neobert_hf.NeoBERTConfig(vocab_size=10, attn_implementation=implementation)
-    return make_plan(torch.full((1, sum(lengths)), 5), config, boundaries, **options)
+    config = neobert_hf.NeoBERTConfig(vocab_size=10, num_hidden_layers=1, attn_implementation=implementation)
+    encoder = neobert_hf.NeoBERTModel(config).to(dtype).train(is_training)
+    with torch.set_grad_enabled(is_training):
+        return make_plan(encoder, torch.full((1, sum(lengths)), 5), boundaries)
 
 
 @pytest.fixture(scope="session")

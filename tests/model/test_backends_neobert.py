@@ -36,7 +36,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import is_kernels_available, logging
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.model import attention_neobert, backends_neobert, modeling_neobert
+from neobert_hf.model import attention_neobert, backends_neobert, plan_neobert
 from neobert_hf.model.attention_neobert import attend_sdpa, to_device
 from neobert_hf.model.backends_neobert import BACKENDS, Situation, choose_backend
 from neobert_hf.model.machine_neobert import attention_devices, onednn_is_best
@@ -270,7 +270,7 @@ def test_a_named_backend_is_refused_before_the_first_block_if_one_gpu_cannot_run
     place = lambda device: SimpleNamespace(_hf_hook=None, parameters=lambda: iter([SimpleNamespace(device=device)]))  # noqa: E731
     devices = attention_devices([place(device) for device in (HOPPER, torch.device("meta"), TURING)], HOPPER)
     assert devices == (HOPPER, TURING) and attention_devices(model.model.transformer_encoder, CPU) == (CPU,)
-    monkeypatch.setattr(modeling_neobert, "attention_devices", lambda *_: devices)
+    monkeypatch.setattr(plan_neobert, "attention_devices", lambda *_: devices)
     monkeypatch.setitem(
         BACKENDS, "torch_varlen", BACKENDS["torch_varlen"]._replace(devices=("cpu", "cuda"), head_multiple=1)
     )
@@ -635,7 +635,7 @@ def test_training_on_a_cpu_has_the_gradients_of_its_formula():
     ],
 )
 def test_a_cpu_groups_sequences_where_that_is_faster(dtype, length, is_training, is_grouped):
-    plan = packed_plan([length, length], "sdpa", dtype=dtype, is_fast=not is_training)
+    plan = packed_plan([length, length], "sdpa", dtype, is_training)
     assert (plan.mask is not None) == is_grouped
 
 

@@ -17,8 +17,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.flop_counter import FlopCounterMode
 
 from neobert_hf import NeoBERTForSequenceClassification, NeoBERTModel, inference_copy
-from neobert_hf.model import backends_neobert, blocks_neobert, gpu_neobert, kernels_neobert
-from neobert_hf.model.gpu_neobert import LONGEST_CAPTURED, GraphCache, fill
+from neobert_hf.model import backends_neobert, gpu_neobert, kernels_neobert
+from neobert_hf.model.gpu_neobert import LONGEST_CAPTURED, CompiledBlock, fill, make_compiled
 
 FLOAT32 = dict(rtol=1e-5, atol=1e-5)  # the order of sums
 
@@ -30,15 +30,15 @@ def graphs(monkeypatch):
     monkeypatch.setattr(kernels_neobert, "onednn_is_best", lambda *args, **kwargs: False)
     # the recorder is a mode that sees every operation, and a real capture is none
     monkeypatch.setattr(kernels_neobert.TORCH, "num_dispatch_modes", lambda: 0)
-    monkeypatch.setattr(blocks_neobert, "compiled_regions", lambda: (gpu_neobert.project, gpu_neobert.finish))
+    monkeypatch.setattr(gpu_neobert, "compiled_regions", lambda: (gpu_neobert.project, gpu_neobert.finish))
     return cuda_graphs.install(monkeypatch)
 
 
 def gpu_copy(model, backend="torch_varlen"):
-    """`inference_copy(model)` as it is on CUDA."""
+    """`inference_copy(model, cuda_graphs=True)` as it is on CUDA."""
     copied = inference_copy(model)
     copied.set_attn_implementation(backend)
-    copied.base_model.graphs = GraphCache(copied.base_model)
+    make_compiled(copied.base_model, cuda_graphs=True)
     return copied
 
 
@@ -88,7 +88,7 @@ def test_ragged_batches_replay_graphs_with_the_logits_of_the_model(graphs, model
                 ids = batch["input_ids"][batch["attention_mask"].bool()][None]
                 batch = {"input_ids": ids, "cu_seq_lens_q": F.pad(lengths.cumsum(0), (1, 0)).int()}
             torch.testing.assert_close(copied(**batch).logits, model(**batch).logits, **FLOAT32)
-            sizes |= set(copied.model.graphs.graphs)
+            sizes |= set(copied.model.run_blocks.graphs)
     assert num_replays(graphs) == 12 and len(graphs) == len(sizes) < 12
 
 
@@ -330,14 +330,24 @@ def test_regions_are_two_graphs_of_the_compiler_for_all_blocks_and_batches(graph
         torch.compile(each, backend=counter, dynamic=True, fullgraph=True)
         for each in (gpu_neobert.project, gpu_neobert.finish)
     ]
-    monkeypatch.setattr(blocks_neobert, "compiled_regions", lambda: regions)
+    monkeypatch.setattr(gpu_neobert, "compiled_regions", lambda: regions)
     copied = gpu_copy(model)
-    copied.model.graphs.is_on = False
+    copied.model.run_blocks.is_on = False
     with torch.inference_mode():
         for seed in range(12):
             batch = ragged(seed, *[(4, 32), (3, 57), (8, 60), (1, 16), (1, 64), (16, 40)][seed % 6])
             torch.testing.assert_close(copied(**batch).logits, model(**batch).logits, **FLOAT32)
     assert counter.frame_count == 2
+
+
+def test_a_copy_on_a_gpu_has_compiled_blocks_and_graphs_only_on_request(tiny_config):
+    for has_graphs in (False, True):
+        encoder = NeoBERTModel(tiny_config)
+        make_compiled(encoder, has_graphs)
+        assert {type(block) for block in encoder.transformer_encoder} == {CompiledBlock}
+        assert ("run_blocks" in vars(encoder)) == has_graphs
+    with pytest.raises(ValueError, match="needs NeoBERTAttention on CUDA, but found NeoBERTAttention on cpu; omit it"):
+        inference_copy(NeoBERTModel(tiny_config), cuda_graphs=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -18,8 +18,8 @@ from transformers import Trainer, TrainingArguments, pipeline
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel, inference_copy
-from neobert_hf.model.inference_neobert import make_invariant, pad_columns
-from neobert_hf.model.kernels_neobert import InferenceLinear, Int8Linear, in_one_thread
+from neobert_hf.model.invariant_neobert import in_one_thread, make_invariant, pad_columns
+from neobert_hf.model.kernels_neobert import InferenceLinear, Int8Linear
 from neobert_hf.model.machine_neobert import onednn_is_best
 
 IDS = torch.tensor([[2, 50, 60, 3], [2, 7, 9, 3]])

@@ -21,6 +21,7 @@ from neobert_hf.model.kernels_neobert import (
     SHORTEST_TILED,
     InferenceLinear,
     linear,
+    multiply_by_onednn,
     rms_norm,
     runs_fast,
     tiled_attention,
@@ -29,6 +30,7 @@ from neobert_hf.model.kernels_neobert import (
 BFLOAT16 = torch.bfloat16
 DTYPES = [BFLOAT16, torch.float32]
 EVALUATING = nn.Module().eval()
+MULTIPLY = {"plain": None, "torch": F.linear, "onednn": multiply_by_onednn, "packed": multiply_by_onednn}
 
 
 def onednn_runs(dtype):
@@ -248,7 +250,7 @@ def test_a_product_is_exact_to_the_dtype(dtype, bias, kernels, num_rows):
     # fp32: sums of 96 terms; bf16: the product is rounded
     tolerance = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
     with torch.inference_mode():
-        out = linear(layer, x, kernels)
+        out = linear(layer, x, MULTIPLY[kernels])
     assert out.shape == wanted.shape and out.dtype == dtype
     assert num_rows == 0 or largest_error(out, wanted) < tolerance
 
@@ -270,7 +272,7 @@ def test_a_weight_of_another_tensor_type_uses_its_own_operation(kernels):
         wanted = layer(x) / 2
     layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Halved))
     with torch.inference_mode():
-        torch.testing.assert_close(linear(layer, x, kernels), wanted)
+        torch.testing.assert_close(linear(layer, x, MULTIPLY[kernels]), wanted)
 
 
 def test_products_of_onednn_have_few_numbers_of_rows(monkeypatch):
@@ -286,7 +288,7 @@ def test_products_of_onednn_have_few_numbers_of_rows(monkeypatch):
     with torch.no_grad():
         for rows in range(1, 4097):
             x = torch.randn(rows, 8)
-            torch.testing.assert_close(linear(layer, x, "onednn"), F.linear(x, layer.weight, layer.bias))
+            torch.testing.assert_close(linear(layer, x, multiply_by_onednn), F.linear(x, layer.weight, layer.bias))
             assert rows <= asked[-1] <= rows * 17 / 16
     assert len(set(asked)) == 64 + 16 * 6  # each up to 64, then 16 to each power of two
 
@@ -319,7 +321,7 @@ def test_norm_is_rounded_once(dtype, num_tokens):
     wanted = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
     with torch.no_grad():
         actual = rms_norm(x, norm)
-        assert torch.equal(normalize(norm, x, "torch"), actual) and torch.equal(normalize(norm, x, "plain"), norm(x))
+        assert torch.equal(normalize(norm, x, True), actual) and torch.equal(normalize(norm, x, False), norm(x))
     assert actual.dtype == dtype and torch.equal(x, before)
     # half a unit in the last place of bf16, and fp32 arithmetic before it
     times = 4 if dtype == torch.float32 else 0.5

@@ -15,7 +15,7 @@ from stand_ins import cuda_graphs
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from neobert_hf import NeoBERTForMaskedLM, inference_copy
-from neobert_hf.model import attention_neobert, backends_neobert, blocks_neobert, gpu_neobert, kernels_neobert
+from neobert_hf.model import attention_neobert, backends_neobert, gpu_neobert, kernels_neobert
 
 REGIONS = gpu_neobert.project, gpu_neobert.finish
 
@@ -58,15 +58,14 @@ def save(folder: Path, name: str, results: list[dict]) -> None:
 
 
 def copy_as_on_a_gpu(model: NeoBERTForMaskedLM, backend) -> NeoBERTForMaskedLM:
-    """`inference_copy` as it is on CUDA, with regions that are compiled by `backend`, and without CUDA graphs."""
+    """`inference_copy` as it is on CUDA, with regions that are compiled by `backend`."""
     kernels_neobert.onednn_is_best = lambda *args, **kwargs: False
     regions = [torch.compile(each, backend=backend, dynamic=True, fullgraph=True) for each in REGIONS]
-    blocks_neobert.compiled_regions = lambda: regions
+    gpu_neobert.compiled_regions = lambda: regions
     backends_neobert.BACKENDS["torch_varlen"] = cuda_graphs.VARLEN
     copied = inference_copy(model)
     copied.set_attn_implementation("torch_varlen")
-    copied.model.graphs = gpu_neobert.GraphCache(copied.model)
-    copied.model.graphs.is_on = False
+    gpu_neobert.make_compiled(copied.model, cuda_graphs=False)
     return copied
 
 

@@ -7,8 +7,8 @@ from stand_ins import cuda_graphs
 from test_fake_devices import HOPPER, SHAPE
 
 import neobert_hf
-from neobert_hf.model import blocks_neobert, gpu_neobert, kernels_neobert
-from neobert_hf.model.gpu_neobert import GraphCache
+from neobert_hf.model import gpu_neobert, kernels_neobert
+from neobert_hf.model.gpu_neobert import make_compiled
 from neobert_hf.model.kernels_neobert import InferenceLinear
 
 pytestmark = [
@@ -29,8 +29,8 @@ def graphs(monkeypatch):
     monkeypatch.setattr(
         gpu_neobert, "is_inference", lambda x, module: not torch.is_grad_enabled()
     )  # fake, so intercepted
-    monkeypatch.setattr(blocks_neobert, "runs_in_regions", lambda block: True)
-    monkeypatch.setattr(blocks_neobert, "compiled_regions", lambda: (gpu_neobert.project, gpu_neobert.finish))
+    monkeypatch.setattr(gpu_neobert, "runs_in_regions", lambda block: True)
+    monkeypatch.setattr(gpu_neobert, "compiled_regions", lambda: (gpu_neobert.project, gpu_neobert.finish))
     return graphs
 
 
@@ -74,7 +74,7 @@ def test_a_capture_reads_nothing_from_the_host_and_replays_give_the_values_of_th
     with torch.no_grad(), FakeDevice("cuda:0") as device:
         model = move(on_cpu, "cuda:0")
         model.set_attn_implementation("torch_varlen")
-        model.model.graphs = GraphCache(model.model)
+        make_compiled(model.model, cuda_graphs=True)
         for batch, logits in zip(batches, wanted):
             inputs = {name: x.to("cuda:0") for name, x in batch.items()}
             model(**inputs)  # captures
@@ -102,7 +102,7 @@ def test_a_forward_in_a_capture_of_the_caller_captures_no_other_graph(graphs, is
         wanted = model(**inputs).last_hidden_state
     with torch.no_grad(), FakeDevice("cuda:0") as device:
         model = move(model, "cuda:0")
-        model.graphs = GraphCache(model)
+        make_compiled(model, cuda_graphs=True)
         inputs = {name: x.to("cuda:0") if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
         device.waits.clear()
         of_caller = cuda_graphs.CUDAGraph()
@@ -123,5 +123,5 @@ def test_a_linear_layer_of_a_copy_runs_in_a_capture(graphs):
         with cuda_graphs.capture(
             cuda_graphs.CUDAGraph(), pool=(0, 1), stream=cuda_graphs.Stream("cuda:0"), capture_error_mode="thread_local"
         ):
-            found = kernels_neobert.linear(layer, x, "plain")
+            found = kernels_neobert.linear(layer, x, None)
     torch.testing.assert_close(found.twin, wanted)

@@ -279,9 +279,8 @@ def make_flex_mask(layout, dtype, is_fast):
 
     num_tokens, device = len(sequence_ids), sequence_ids.device
     # Without compilation this makes a full T x T mask once; compiled, on a GPU, it evaluates blocks only.
-    return create_block_mask(
-        same_sequence, 1, None, num_tokens, num_tokens, device=device, _compile=device.type == "cuda"
-    )
+    shape = 1, None, num_tokens, num_tokens
+    return create_block_mask(same_sequence, *shape, device=device, _compile=device.type == "cuda")
 
 
 def make_xformers_mask(layout, dtype, is_fast):

@@ -16,8 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .attention_neobert import attend_rows, split_rows
 from .backends_neobert import find_backend
 from .configuration_neobert import NeoBERTConfig
-from .gpu_neobert import compiled_regions, runs_in_regions
-from .kernels_neobert import choose_kernels, in_one_thread, is_hooked, linear, rms_norm
+from .kernels_neobert import choose_product, is_hooked, linear, rms_norm
 from .plan_neobert import ForwardPlan
 from .rotary_neobert import Rotary, split_and_rotate, split_and_rotate_fast
 
@@ -31,11 +30,9 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x_TD, self.normalized_shape, weight, self.eps).to(self.weight.dtype)
 
 
-def normalize(norm: nn.Module, x_TD: torch.Tensor, kernels: str) -> torch.Tensor:
+def normalize(norm: nn.Module, x_TD: torch.Tensor, is_fast: bool) -> torch.Tensor:
     """norm(x), by the inference kernel if it is chosen and the module has no hooks."""
-    if kernels in ("plain", "compiled") or type(norm) is not RMSNorm or is_hooked(norm):
-        return norm(x_TD)
-    return rms_norm(x_TD, norm)
+    return rms_norm(x_TD, norm) if is_fast and type(norm) is RMSNorm and not is_hooked(norm) else norm(x_TD)
 
 
 class SwiGLU(nn.Module):
@@ -100,6 +97,10 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         ffn_class: Made from (config).
     """
 
+    # The elementwise operations of `forward_fast`.
+    silu = staticmethod(F.silu)
+    rotate = staticmethod(torch.mul)
+
     def __init__(
         self,
         config: NeoBERTConfig,
@@ -125,14 +126,8 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         With `tokens_S`, indices on the flat axis, the stream of these tokens only, (S, D): their attention reads all tokens, and
         the products after attention are computed for them alone.
         """
-        parts = self.attention_norm, self.ffn_norm, self.ffn
-        # a variant of the model or an adapter may have replaced one
-        is_own = type(self.attention_norm) is type(self.ffn_norm) is RMSNorm and type(self.ffn) is SwiGLU
-        if plan.kernels != "plain" and is_own and not is_hooked(*parts):
-            if plan.kernels != "compiled":
-                return self.forward_fast(x_TD, rotary, plan, tokens_S)
-            if runs_in_regions(self):
-                return self.forward_compiled(x_TD, rotary, plan, tokens_S)
+        if plan.is_fast and self.has_own_parts():
+            return self.forward_fast(x_TD, rotary, plan, tokens_S)
         qkv_TH3K = self.qkv(self.attention_norm(x_TD)).unflatten(-1, (-1, 3, self.head_dim))
         out_THK, weights = self.attention(*split_and_rotate(qkv_TH3K, rotary.table), plan)
         if tokens_S is not None:
@@ -141,30 +136,23 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         x_TD = x_TD + self.ffn(self.ffn_norm(x_TD))
         return x_TD if weights is None else (x_TD, weights)
 
+    def has_own_parts(self) -> bool:
+        """Whether no variant of the model, adapter or hook has replaced or reads the norms and SwiGLU."""
+        is_own = type(self.attention_norm) is type(self.ffn_norm) is RMSNorm and type(self.ffn) is SwiGLU
+        return is_own and not is_hooked(self.attention_norm, self.ffn_norm, self.ffn)
+
     def forward_fast(
         self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: torch.Tensor | None
     ) -> torch.Tensor:
         """`forward` in fewer operations, for inference on a CPU (see kernels_neobert.py)."""
-        kernels = plan.kernels
-        qkv_TD = linear(self.qkv, rms_norm(x_TD, self.attention_norm), kernels)
+        multiply = plan.multiply
+        qkv_TD = linear(self.qkv, rms_norm(x_TD, self.attention_norm), multiply)
         qkv_TH3K = qkv_TD.unflatten(-1, (-1, 3, self.head_dim))
-        by_head, is_invariant = plan.backend == "cpu_tiled", kernels == "invariant"
-        parts_THK = split_and_rotate_fast(qkv_TH3K, rotary.rotations, by_head, is_invariant)
+        parts_THK = split_and_rotate_fast(qkv_TH3K, rotary.rotations, plan.backend == "cpu_tiled", self.rotate)
         out_THK, _ = self.attention(*parts_THK, plan)
         if tokens_S is not None:
             x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
-            kernels = kernels if is_invariant else choose_kernels(qkv_TD.dtype, len(tokens_S))
-        x_TD = x_TD + linear(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), kernels)
-        gate_TF, up_TF = linear(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), kernels).chunk(2, dim=-1)
-        hidden_TF = in_one_thread(F.silu, gate_TF) if is_invariant else F.silu(gate_TF)
-        return x_TD + linear(self.ffn.w3, hidden_TF.mul_(up_TF), kernels)
-
-    def forward_compiled(
-        self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: torch.Tensor | None
-    ) -> torch.Tensor:
-        """`forward` as two compiled regions around attention, for inference on a GPU (see gpu_neobert.py)."""
-        project, finish = compiled_regions()
-        out_THK, _ = self.attention(*project(self, x_TD, rotary.table), plan)
-        if tokens_S is not None:
-            x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
-        return finish(self, x_TD, out_THK)
+            multiply = choose_product(qkv_TD.dtype, len(tokens_S))
+        x_TD = x_TD + linear(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), multiply)
+        gate_TF, up_TF = linear(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), multiply).chunk(2, dim=-1)
+        return x_TD + linear(self.ffn.w3, self.silu(gate_TF).mul_(up_TF), multiply)

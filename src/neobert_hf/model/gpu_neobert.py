@@ -1,4 +1,4 @@
-"""Inference on a GPU by `inference_copy`: blocks as two compiled regions around attention, and CUDA graphs for short inputs.
+"""Inference on a GPU by `inference_copy`: blocks as two compiled regions around attention; on request, CUDA graphs.
 
 Attention is outside of the regions, so they read tensors only, and one graph of the compiler serves all blocks and lengths.
 
@@ -6,6 +6,7 @@ Axes: `T` tokens, `D` width, `H` heads, `K` head width.
 """
 
 import threading
+import weakref
 from functools import lru_cache
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from transformers.utils import logging
 
 from .backends_neobert import find_backend
+from .blocks_neobert import NeoBERTAttention, NeoBERTBlock
 from .kernels_neobert import InferenceLinear, is_hooked, is_inference
 from .layout_neobert import to_device
 from .machine_neobert import is_autocast_on, is_capturing, is_tracing
@@ -27,16 +29,31 @@ LONGEST_CAPTURED = 4160  # the arithmetic of more tokens takes longer than the l
 MOST_GRAPHS = 128  # further sizes run without a graph
 
 
-def runs_compiled(weight: torch.Tensor, encoder: nn.Module) -> bool:
-    """Whether the blocks of an inference copy run as compiled regions: it only infers, without autocast."""
-    is_readable = is_capturing(weight) or not is_tracing(weight)
-    return is_readable and is_inference(weight, encoder) and not is_autocast_on(weight.device)
+def runs_compiled(x: torch.Tensor, module: nn.Module) -> bool:
+    """Whether a module of an inference copy runs compiled on `x`: it only infers, without autocast."""
+    is_readable = not is_tracing(x) or is_capturing(x)
+    return is_readable and is_inference(x, module) and not is_autocast_on(x.device)
 
 
 def runs_in_regions(block: nn.Module) -> bool:
     """Whether all linear layers of a block are those of an inference copy, and none has a hook."""
     layers = block.qkv, block.wo, block.ffn.w12, block.ffn.w3
     return all(type(layer) is InferenceLinear and layer.bias is None for layer in layers) and not is_hooked(*layers)
+
+
+class CompiledBlock(NeoBERTBlock):
+    """A block that runs as two compiled regions around attention, or as `NeoBERTBlock` where these cannot run."""
+
+    def forward(self, x_TD, rotary, plan, tokens_S=None):
+        """As `NeoBERTBlock.forward`."""
+        is_compiled = not plan.need_weights and runs_compiled(x_TD, self)
+        if not (is_compiled and self.has_own_parts() and runs_in_regions(self)):
+            return super().forward(x_TD, rotary, plan, tokens_S)
+        project, finish = compiled_regions()
+        out_THK, _ = self.attention(*project(self, x_TD, rotary.table), plan)
+        if tokens_S is not None:
+            x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
+        return finish(self, x_TD, out_THK)
 
 
 def _normalize(x_TD, norm):
@@ -84,12 +101,16 @@ def fill(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
 
 
 class GraphCache:
-    """The CUDA graphs of an encoder. They read its weights where they are, so a change in place has its effect."""
+    """The CUDA graphs of an encoder, in place of its `run_blocks`, which runs where no graph can.
+
+    They read its weights where they are, so a change in place has its effect.
+    """
 
     lock = threading.Lock()  # of all copies: a process captures one graph at a time
 
     def __init__(self, encoder: nn.Module):
-        self.modules = tuple(encoder.modules())[1:]  # without the encoder, which would keep itself alive
+        self.encoder = weakref.ref(encoder)  # which would keep itself alive
+        self.modules = tuple(encoder.modules())[1:]
         self.children, self.addresses = self._find_children(encoder), None
         self.graphs, self.is_on, self.stream, self.pool, self.done = {}, True, None, None, None
 
@@ -100,7 +121,16 @@ class GraphCache:
         tensors = (x for module in self.modules for x in (*module._parameters.values(), *module._buffers.values()))
         return [x.data_ptr() for x in tensors if x is not None]
 
-    def encode(self, encoder: nn.Module, tokens: torch.Tensor, plan: ForwardPlan) -> torch.Tensor | None:
+    def __call__(self, tokens, plan, returned, select_tokens):
+        """As `NeoBERTModel.run_blocks`."""
+        encoder, x_TD = self.encoder(), None
+        if returned is None and not plan.need_weights and runs_compiled(encoder.encoder.weight, encoder):
+            x_TD = self.replay(encoder, tokens, plan)
+        if x_TD is None:
+            return type(encoder).run_blocks(encoder, tokens, plan, returned, select_tokens)
+        return x_TD, (), (), None
+
+    def replay(self, encoder: nn.Module, tokens: torch.Tensor, plan: ForwardPlan) -> torch.Tensor | None:
         """The states (T, D) after the last norm, a copy of what the graph writes; None if no graph can compute them.
 
         Args:
@@ -114,14 +144,8 @@ class GraphCache:
         is_small = sum(lengths) <= min(LONGEST_CAPTURED, max(1.25 * num_tokens, num_tokens + SHORTEST_CAPTURED))
         if not is_small or self._find_children(encoder) != self.children or is_hooked(*self.modules):
             return None
-        key = (
-            sum(lengths),
-            len(lengths),
-            longest,
-            plan.backend,
-            str(config.rope_parameters),
-            config.max_position_embeddings,
-        )
+        rotary = str(config.rope_parameters), config.max_position_embeddings
+        key = sum(lengths), len(lengths), longest, plan.backend, *rotary
         boundaries = to_device(torch.tensor([0, *lengths], device="cpu").cumsum(0).int(), tokens.device)
         with self.lock, torch.cuda.device(tokens.device):
             stream = torch.cuda.current_stream()
@@ -169,3 +193,12 @@ class GraphCache:
             return False
         self.graphs[key] = graph, (ids, positions, boundaries), states_TD
         return True
+
+
+def make_compiled(encoder: nn.Module, cuda_graphs: bool) -> None:
+    """Make an encoder of an inference copy on a GPU run in compiled regions, and also as CUDA graphs."""
+    for block in encoder.transformer_encoder:
+        if type(block) is NeoBERTBlock and type(block.attention) is NeoBERTAttention:
+            block.__class__ = CompiledBlock
+    if cuda_graphs:
+        encoder.run_blocks = GraphCache(encoder)

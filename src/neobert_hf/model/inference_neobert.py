@@ -2,19 +2,15 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from .blocks_neobert import NeoBERTAttention, NeoBERTBlock
-from .gpu_neobert import GraphCache
-from .kernels_neobert import COPY_REMEDY, InferenceLinear, Int8Linear, has_own_hooks, in_one_thread
+from .blocks_neobert import NeoBERTBlock
+from .gpu_neobert import make_compiled
+from .invariant_neobert import InvariantLinear, make_invariant, pad_columns
+from .kernels_neobert import COPY_REMEDY, InferenceLinear, Int8Linear, has_own_hooks
 from .machine_neobert import TORCH, best_dtype, onednn_is_best
-from .plan_neobert import ForwardPlan
-
-COLUMNS = 64  # PyTorch adds up a row in one order for every multiple of 4 vectors, of 16 numbers at most
 
 
 def check_is_original(model: nn.Module, action: str) -> None:
@@ -31,66 +27,10 @@ def check_conversion(model: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor
             check_is_original(model, f"converted to {changed.dtype} on {changed.device}")
 
 
-def runs_as_graph(encoder: nn.Module) -> bool:
-    """Whether CUDA graphs may replay an encoder: attention of a variant reads lengths on the host, which a graph keeps."""
-    blocks = encoder.transformer_encoder
-    return all(type(block) is NeoBERTBlock and type(block.attention) is NeoBERTAttention for block in blocks)
-
-
-def invariant_plan(plan: ForwardPlan) -> ForwardPlan:
-    """The plan with the kernels of a batch-invariant copy; raise ValueError if standard operations or padding would run."""
-    if plan.kernels == "plain" or not plan.layout.is_packed:
-        raise ValueError(
-            "a batch-invariant copy cannot run with autograd, output_attentions, a 4-D mask, or a mode such as FlopCounterMode; "
-            "use torch.inference_mode() and a 2-D mask, or make the copy without batch_invariant=True"
-        )
-    return plan._replace(kernels="invariant")
-
-
-def pad_columns(module: nn.Module, args: tuple) -> tuple:
-    """Pre-hook of the first module of a SentenceTransformer: pads (B, L) inputs to a multiple of `COLUMNS`.
-
-    The modules behind it add up the weights of a row, and the order of such a sum follows the number of columns. The order in
-    their linear layers follows the number of rows, where there are fewer than 8.
-    """
-    features, *others = args
-    names = features.keys() & {"input_ids", "attention_mask", "token_type_ids"}
-    return features | {x: F.pad(features[x], (0, -features[x].shape[1] % COLUMNS)) for x in names}, *others
-
-
-def in_full_vectors(operate: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """operate(x), elementwise, with zeros up to a multiple of `COLUMNS` elements, so that every element is in a full vector."""
-    rows = F.pad(x.flatten(), (0, -x.numel() % COLUMNS)).view(-1, COLUMNS)
-    return in_one_thread(operate, rows).view(-1)[: x.numel()].view(x.shape)
-
-
-def attend_in_small_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_) -> torch.Tensor:
-    """SDPA (B, H, L, K) with one more head and 16 more columns, of zeros.
-
-    Heads run in one thread each, but the products of a single head run in all threads of MKL. In heads of width 6, 8 and 10, the
-    order of MKL's sums follows the address of the memory of a thread.
-    """
-    q, k, v = (F.pad(x, (0, 16, 0, 0, 0, 1)) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, scale=(q.shape[-1] - 16) ** -0.5)[:, :-1, :, :-16]
-
-
-def make_invariant(module: nn.Module) -> None:
-    """Make a module of a batch-invariant copy compute a row in one way for every number of rows and of threads.
-
-    The activations are those of torch that have another formula for the elements that do not fill a vector.
-    """
-    if isinstance(module, InferenceLinear):
-        module.fewest_rows = 2
-    elif hasattr(module, "is_inference_copy"):
-        module.config._attn_implementation, module.config.unpad_inputs = "sdpa", True
-    elif type(module) is NeoBERTAttention and (module.config.head_dim < 16 or module.config.num_attention_heads == 1):
-        module.attend = attend_in_small_heads
-    elif type(module) in (nn.Sigmoid, nn.SiLU, nn.GELU, nn.ELU, nn.CELU, nn.SELU, nn.Mish, nn.Softplus):
-        module.forward = partial(in_full_vectors, module.forward)
-
-
 @torch.inference_mode(False)  # tensors that are made in inference mode could not be used outside it
-def inference_copy(model: nn.Module, int8: bool = False, batch_invariant: bool = False) -> nn.Module:
+def inference_copy(
+    model: nn.Module, int8: bool = False, batch_invariant: bool = False, cuda_graphs: bool = False
+) -> nn.Module:
     """Return a copy of a NeoBERT for fast inference on its device, in evaluation mode; the model itself does not change.
 
     NeoBERT's linear layers become `InferenceLinear`. Layers with hooks, adapters or quantized weights, and those of other modules
@@ -98,8 +38,8 @@ def inference_copy(model: nn.Module, int8: bool = False, batch_invariant: bool =
     model before. Delete the model to keep its weights in memory once.
 
     On a CPU, matrices are in the order of oneDNN where that is faster. On CUDA, blocks are compiled, which takes some seconds at
-    the first call, and inputs of up to 4,096 tokens run as CUDA graphs if attention is FlashAttention or torch_varlen. Blocks
-    with hooks or adapters run as in the model, and so do all with `output_attentions`, autograd or autocast.
+    the first call. No copy has run on a GPU yet, so neither its compiled blocks nor its CUDA graphs are measured. Blocks with
+    hooks or adapters run as in the model, and so do all with `output_attentions`, autograd or autocast.
 
     Args:
         model: A NeoBERT on a CPU or a GPU, or a model that contains one, such as a SentenceTransformer.
@@ -109,10 +49,13 @@ def inference_copy(model: nn.Module, int8: bool = False, batch_invariant: bool =
             and padding is removed, whatever the config says; a SentenceTransformer pads to a multiple of 64 columns. Linear
             layers and activations of torch.nn in other modules, such as Dense, are computed in the same way. Other layers, those
             with hooks or adapters, and blocks of a variant may still differ. docs/performance.md says where this was tested.
+        cuda_graphs: On CUDA: inputs of up to 4,096 tokens run as CUDA graphs if attention is FlashAttention or torch_varlen. They
+            have never run on a GPU, and it is not known whether they are faster.
 
     Raises:
         ValueError: The model contains no NeoBERT, is sharded, on several devices, or neither on a CPU nor on CUDA; nothing of it
-            would be int8, or compiled; this device has no int8 or batch-invariant products in torch, or no bfloat16.
+            would be int8, or compiled; this device has no int8 or batch-invariant products in torch, no bfloat16, or no CUDA
+            graphs; attention is that of a variant, which CUDA graphs cannot hold.
     """
     encoders = [module for module in model.modules() if hasattr(module, "is_inference_copy")]
     if not encoders:
@@ -137,13 +80,20 @@ def inference_copy(model: nn.Module, int8: bool = False, batch_invariant: bool =
         )
     if is_on_gpu and encoders[0].dtype == torch.bfloat16 != best_dtype(device):
         raise ValueError(f"{device} has no instructions for bfloat16; load the model with dtype=torch.float16")
+    attention = {type(block.attention).__name__ for block in model.modules() if isinstance(block, NeoBERTBlock)}
+    if batch_invariant and not attention:
+        raise ValueError(f"{type(model).__name__} is not of this package; import neobert_hf before the model is loaded")
+    if cuda_graphs and not (is_on_gpu and attention == {"NeoBERTAttention"}):  # another one reads lengths on the host
+        found = ", ".join(sorted(attention))
+        raise ValueError(f"cuda_graphs=True needs NeoBERTAttention on CUDA, but found {found} on {device}; omit it")
     in_blocks = {id(layer) for name, layer in model.named_modules() if "transformer_encoder" in name.split(".")}
     inside = {module for encoder in encoders for module in encoder.modules()}
     parents = [x for x in model.modules() if x.__module__.endswith("_neobert") or (batch_invariant and x not in inside)]
     layers = {}
     for layer in (child for parent in parents for child in parent.children()):
         if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and not has_own_hooks(layer):
-            kernel = Int8Linear if int8 and id(layer) in in_blocks and layer.bias is None else InferenceLinear
+            kernel = InvariantLinear if batch_invariant else InferenceLinear
+            kernel = Int8Linear if int8 and id(layer) in in_blocks and layer.bias is None else kernel
             layers[id(layer)] = kernel(layer, torch.float32 if int8 else layer.weight.dtype)
     kind, wanted = ("int8", Int8Linear) if int8 else ("compiled", InferenceLinear)
     if (int8 or is_on_gpu) and not any(isinstance(layers.get(key), wanted) for key in in_blocks):
@@ -157,10 +107,10 @@ def inference_copy(model: nn.Module, int8: bool = False, batch_invariant: bool =
     for module in (*copied.modules(), getattr(copied, "activation_fn", None)):
         if batch_invariant:
             make_invariant(module)
+        if is_on_gpu and hasattr(module, "run_blocks"):
+            make_compiled(module, cuda_graphs)
         if hasattr(module, "is_inference_copy"):
-            module.is_inference_copy, module.is_batch_invariant = True, batch_invariant
-            if is_on_gpu and hasattr(module, "graphs") and runs_as_graph(module):
-                module.graphs = GraphCache(module)
+            module.is_inference_copy = True
     if batch_invariant and isinstance(copied, nn.Sequential):  # a SentenceTransformer
         copied[0].register_forward_pre_hook(pad_columns)
     return copied.eval()

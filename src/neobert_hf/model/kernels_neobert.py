@@ -25,7 +25,6 @@ from .machine_neobert import TORCH, has_amx, is_autocast_on, is_capturing, is_tr
 BLOCK_ROWS = 256  # queries in a block of scores; with fewer queries, products repack the keys too often
 BLOCK_SCORES = 1 << 20  # scores in a block for each thread: 2 MB in bf16
 EXACT_ROWS = 64  # a product of so few rows costs less than the copy to another number of rows
-UNSPLIT = 32_767  # elements; PyTorch computes so few in one thread
 SHORTEST_TILED = 64  # tokens; the products of one head are too small in a shorter sequence, and SDPA is faster
 COPY_REMEDY = "use the model that this inference copy was made from, and make a new copy afterwards"
 
@@ -65,44 +64,30 @@ def is_hooked(*modules: nn.Module) -> bool:
 def has_own_hooks(module: nn.Module) -> bool:
     """Whether the module has a hook of its own or a replaced `forward`."""
     # torch has no public names for the hooks of a module
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-    )
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(hooks) or "forward" in module.__dict__
 
 
-def choose_kernels(dtype: torch.dtype, num_tokens: int) -> str:
-    """The library of the matrix products, "torch" or "onednn"; "plain" in a plan stands for the reference implementations."""
-    return "onednn" if onednn_is_best(dtype, num_tokens) else "torch"
+def choose_product(dtype: torch.dtype, num_rows: int) -> Callable[..., torch.Tensor]:
+    """The fastest function of (x, weight, bias) for a product of `num_rows` rows on this CPU."""
+    return multiply_by_onednn if onednn_is_best(dtype, num_rows) else F.linear
 
 
-def linear(layer: nn.Module, x: torch.Tensor, kernels: str) -> torch.Tensor:
+def linear(layer: nn.Module, x: torch.Tensor, multiply: Callable[..., torch.Tensor] | None) -> torch.Tensor:
     """layer(x), by the library that was chosen.
 
     Args:
         layer: nn.Linear, or a module in its place (an adapter, a quantized layer), which is then called.
         x: (T, in); the result is (T, out).
-        kernels: Result of `choose_kernels`, or "plain".
+        multiply: Result of `choose_product`, or None to call the layer.
     """
     is_ours = isinstance(layer, InferenceLinear)
     is_ordinary = is_ours or (type(layer) is nn.Linear and type(layer.weight) is nn.Parameter)
-    if (
-        kernels == "plain"
-        or not is_ordinary
-        or is_hooked(layer)
-        or x.dtype != (layer.dtype if is_ours else layer.weight.dtype)
-        or not len(x)
-        or torch.is_autocast_enabled("cpu")
-    ):
+    if multiply is None or not is_ordinary or is_hooked(layer) or torch.is_autocast_enabled("cpu"):
         return layer(x)
-    if is_ours:
-        return layer.multiply(x)
-    if kernels == "onednn":
-        return multiply_by_onednn(x, layer.weight, layer.bias)
-    return F.linear(x, layer.weight, layer.bias)
+    if x.dtype != (layer.dtype if is_ours else layer.weight.dtype) or not len(x):
+        return layer(x)
+    return layer.multiply(x) if is_ours else multiply(x, layer.weight, layer.bias)
 
 
 def in_few_shapes(multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -120,29 +105,13 @@ def in_few_shapes(multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Ten
     return multiply(torch.cat((x, x[:num_more])))[:num_rows] if num_more else multiply(x)
 
 
-def in_one_thread(operate: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """operate(*tensors), elementwise, on groups of rows that PyTorch gives to one thread each: a row is then computed in one way.
-
-    PyTorch divides more elements between threads, at any element. In each part, vectors come first; the elements that remain have
-    another formula of exp, and another rounding of complex products.
-    """
-    num_rows = UNSPLIT // tensors[0][0].numel()
-    return torch.cat([operate(*parts) for parts in zip(*(tensor.split(num_rows) for tensor in tensors))])
-
-
 def multiply_by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x (T, in) times the transpose of `weight` (out, in), plus the bias; the weight may be in oneDNN's order."""
     return in_few_shapes(lambda rows: TORCH.onednn_linear(rows, weight, bias, "none", [], ""), x)
 
 
 class InferenceLinear(nn.Module):
-    """A linear layer for inference on this device: its matrix is no parameter, and in the order of oneDNN if that is faster.
-
-    Attributes:
-        fewest_rows: A product of fewer rows is computed with rows of zeros. oneDNN has another order of sums for one row.
-    """
-
-    fewest_rows = 1
+    """A linear layer for inference on this device: its matrix is no parameter, and in the order of oneDNN if that is faster."""
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype):
         super().__init__()
@@ -168,8 +137,6 @@ class InferenceLinear(nn.Module):
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """(T, in) to (T, out)."""
-        if len(x) < self.fewest_rows:
-            return self.multiply(F.pad(x, (0, 0, 0, self.fewest_rows - len(x))))[: len(x)]
         if not self.weight.is_mkldnn:
             return F.linear(x, self.weight, self.bias)
         if _is_intercepted():  # FlopCounterMode, for example, does not know the operations of oneDNN

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 
 class SequenceLayout(NamedTuple):
@@ -177,26 +180,6 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return host.to(device)
 
 
-def check_tokens(
-    input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, hidden_size: int, axes: str = "rows, columns"
-) -> torch.Tensor:
-    """Return `input_ids` (B, L) or `inputs_embeds` (B, L, D), whichever is given; `axes` names the axes before D.
-
-    Raises:
-        ValueError: Both or neither is given, or the shape is wrong.
-    """
-    if (input_ids is None) == (inputs_embeds is None):
-        given = "neither input_ids nor inputs_embeds" if input_ids is None else "both input_ids and inputs_embeds"
-        raise ValueError(f"{given} is given; give exactly one of them")
-    name, tokens = "input_ids", input_ids
-    if input_ids is None:
-        name, tokens, axes = "inputs_embeds", inputs_embeds, f"{axes}, hidden_size={hidden_size}"
-    assert tokens is not None  # by the first check
-    if tokens.ndim != axes.count(",") + 1 or (input_ids is None and tokens.shape[-1] != hidden_size):
-        raise ValueError(f"{name} has shape {tuple(tokens.shape)}; it must be ({axes})")
-    return tokens
-
-
 def make_layout(
     tokens: torch.Tensor,
     vocab_size: int,
@@ -237,6 +220,16 @@ def make_layout(
         )
     cu_seq_lens = next(iter(boundaries.cu_seq_lens.values())).int()
     return _packed_layout(shape, device, position_ids, cu_seq_lens, boundaries.max_length)
+
+
+def warn_of_length(layout: SequenceLayout, max_position_embeddings: int) -> None:
+    """Warn once about a sequence that is longer than the training context."""
+    longest = layout.max_length
+    if longest > max_position_embeddings:
+        logger.warning_once(
+            f"A sequence of {longest} tokens is longer than the {max_position_embeddings} tokens of the training context "
+            "(max_position_embeddings); results may be worse. Truncate the input to avoid this."
+        )
 
 
 def _packed_layout(shape, device, position_ids, cu_seq_lens, max_length, lengths=None, is_real_on_host=None):

@@ -9,6 +9,9 @@ import os
 from types import SimpleNamespace
 
 import torch
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 # On a processor with AVX2 only, oneDNN's fp32 products are at least as fast as MKL's below this number of rows, else slower.
 AVX2_ONEDNN_ROWS = 256
@@ -94,6 +97,15 @@ def bf16_is_fastest() -> bool:
     return not (is_amx_hidden and "Intel" in found.get("cpu_name", ""))
 
 
+def warn_of_slow_bf16() -> None:
+    """Warn once where bf16 is slow on this CPU."""
+    if not bf16_is_fastest():
+        logger.warning_once(
+            "bfloat16 is slower than float32 on this CPU, several times so if it has no bf16 instructions. Load the model with "
+            "dtype=torch.float32, or with dtype=neobert_hf.best_dtype(), which is the fastest dtype on any machine."
+        )
+
+
 def best_dtype(device: str | torch.device = "cpu") -> torch.dtype:
     """The dtype with the fastest inference on `device` that is at least as precise as bf16.
 
@@ -146,13 +158,3 @@ def is_autocast_on(device: torch.device) -> bool:
 def product_dtype(weight: torch.Tensor) -> torch.dtype:
     """The dtype of matrix products: that of autocast if it is on, else that of the weights."""
     return torch.get_autocast_dtype(weight.device.type) if is_autocast_on(weight.device) else weight.dtype
-
-
-def widen_residual(x: torch.Tensor) -> torch.Tensor:
-    """Convert the residual stream to float32 if half precision is not sufficient; products stay in half precision.
-
-    Its values exceed the range of float16 in deep blocks. Under autocast it is always float32: FSDP2 then has bf16 weights
-    where DDP has float32 weights, and both must compute the same.
-    """
-    is_half = x.dtype == torch.float16 or (x.dtype == torch.bfloat16 and is_autocast_on(x.device))
-    return x.float() if is_half else x

@@ -15,7 +15,7 @@ Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `S` token
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -47,10 +47,11 @@ from .checkpoint_neobert import (
     warn_of_frozen_layers,
 )
 from .configuration_neobert import NeoBERTConfig
-from .gpu_neobert import GraphCache, runs_compiled
-from .inference_neobert import check_conversion, check_is_original, invariant_plan
-from .kernels_neobert import is_hooked, linear, runs_fast
-from .layout_neobert import Boundaries, SequenceLayout, check_tokens
+from .gpu_neobert import CompiledBlock  # noqa: F401
+from .inference_neobert import check_conversion, check_is_original
+from .invariant_neobert import InvariantBlock  # noqa: F401
+from .kernels_neobert import is_hooked, linear
+from .layout_neobert import Boundaries, SequenceLayout
 from .losses_neobert import (
     check_labels,
     classification_loss,
@@ -60,10 +61,29 @@ from .losses_neobert import (
     flatten_labels,
     span_loss,
 )
-from .machine_neobert import attention_devices, is_tracing, product_dtype, widen_residual
+from .machine_neobert import is_autocast_on, is_tracing
 from .plan_neobert import ForwardPlan, arguments_of, indices_of_states, make_plan
 from .rotary_neobert import Rotary, rotary_table
 from .weight_files_neobert import check_names, check_weight_files, explain_damaged_file, stored_names
+
+
+def check_tokens(
+    input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, hidden_size: int, axes: str = "rows, columns"
+) -> torch.Tensor:
+    """Return `input_ids` (B, L) or `inputs_embeds` (B, L, D), whichever is given; `axes` names the axes before D.
+
+    Raises:
+        ValueError: Both or neither is given, or the shape is wrong.
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        given = "neither input_ids nor inputs_embeds" if input_ids is None else "both input_ids and inputs_embeds"
+        raise ValueError(f"{given} is given; give exactly one of them")
+    name, tokens = "input_ids", input_ids
+    if tokens is None:
+        name, tokens, axes = "inputs_embeds", inputs_embeds, f"{axes}, hidden_size={hidden_size}"
+    if tokens.ndim != axes.count(",") + 1 or (input_ids is None and tokens.shape[-1] != hidden_size):
+        raise ValueError(f"{name} has shape {tuple(tokens.shape)}; it must be ({axes})")
+    return tokens
 
 
 @dataclass
@@ -95,7 +115,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     # Every class loads from every NeoBERT checkpoint and ignores the weights of other heads without a warning.
     _keys_to_ignore_on_load_unexpected = [r"^(decoder|dense|classifier|qa_outputs)\."]
-    is_inference_copy = is_batch_invariant = False  # set by `inference_copy`
+    is_inference_copy = False  # set by `inference_copy`
     new_layers = frozenset()  # layers of the head that the checkpoint lacked
     unused_tensors = frozenset()  # of the checkpoint, such as blocks beyond num_hidden_layers
 
@@ -207,7 +227,6 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
     norm_class: type[nn.Module] = RMSNorm
     attention_class: type[nn.Module] = NeoBERTAttention
     ffn_class: type[nn.Module] = SwiGLU
-    graphs: GraphCache | None = None  # set by `inference_copy` on CUDA
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
@@ -279,36 +298,12 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         returns_weights = bool(config.output_attentions if output_attentions is None else output_attentions)
 
         tokens = check_tokens(input_ids, inputs_embeds, config.hidden_size)
-        weight = self.encoder.weight  # an adapter may compute it
-        devices = attention_devices(self.transformer_encoder, tokens.device)
-        dtype, is_fast = product_dtype(weight), runs_fast(weight, self)
-        plan = make_plan(tokens, config, boundaries, attention_mask, dtype, returns_weights, is_fast, devices)
-        if self.graphs is not None and not returns_weights and runs_compiled(weight, self):
-            plan = plan._replace(kernels="compiled")
-        plan = invariant_plan(plan) if self.is_batch_invariant else plan
-        layout, attentions, tokens_S = plan.layout, (), None
-        states: tuple[torch.Tensor | None, ...] = ()
-        may_replay = plan.kernels == "compiled" and returned is None
-        x_TD = self.graphs.encode(self, tokens, plan) if may_replay and self.graphs is not None else None
-        if x_TD is None:
-            x_TD = self.embed(tokens, layout)
-            # float64 embeddings may feed a float32 model, whose products need a float32 table
-            rotary = Rotary(self.rotary_table(layout, weight.dtype))
-            for index, block in enumerate(self.transformer_encoder):
-                if returned is not None:
-                    # kept only if requested, because they need much memory; the gradient must pass through them
-                    states += (layout.unflatten(x_TD) if index in returned else None,)
-                    x_TD = x_TD if states[-1] is None else layout.flatten(states[-1])
-                elif select_tokens is not None and self._is_read_by_head_only(block):
-                    # it may wait for the device, so the other blocks are queued before
-                    tokens_S = select_tokens(layout)
-                output = block(x_TD, rotary, plan, tokens_S)
-                x_TD, *weights = output if isinstance(output, tuple) else (output,)
-                attentions += tuple(weights) if returns_weights else ()
-            if returns_weights and not attentions:
-                raise ValueError(f"{self.attention_class.__name__} returns no probabilities; omit output_attentions")
-            x_TD = normalize(self.layer_norm, x_TD, plan.kernels)
+        plan = make_plan(self, tokens, boundaries, attention_mask, returns_weights)
+        x_TD, states, attentions, tokens_S = self.run_blocks(tokens, plan, returned, select_tokens)
+        if returns_weights and not attentions:
+            raise ValueError(f"{self.attention_class.__name__} returns no probabilities; omit output_attentions")
 
+        layout = plan.layout
         x_BLD = layout.unflatten(x_TD) if returned is not None or not return_packed else None
         if returned is not None:
             x_TD = layout.flatten(x_BLD)
@@ -323,6 +318,37 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             tokens_S=tokens_S,
         )
 
+    def run_blocks(
+        self, tokens: torch.Tensor, plan: ForwardPlan, returned: Container[int] | None, select_tokens: Callable | None
+    ) -> tuple[torch.Tensor, tuple, tuple, torch.Tensor | None]:
+        """The residual stream from the embeddings to the last norm.
+
+        Args:
+            tokens: (B, L) ids or (B, L, D) embeddings.
+            returned: Indices of the states to return; None if no states are returned.
+            select_tokens: As in `forward`.
+
+        Returns:
+            (T, D) after the last norm, or (S, D) of the selected tokens; the states before it, None in the place of those that
+            are not returned; the probabilities; the indices (S,) of the selected tokens, None if no block has selected them.
+        """
+        layout, last, states, attentions, tokens_S = plan.layout, self.transformer_encoder[-1], (), (), None
+        x_TD = self.embed(tokens, layout)
+        # float64 embeddings may feed a float32 model, whose products need a float32 table
+        rotary = Rotary(self.rotary_table(layout, self.encoder.weight.dtype))
+        for index, block in enumerate(self.transformer_encoder):
+            if returned is not None:
+                # kept only if requested, because they need much memory; the gradient must pass through them
+                states += (layout.unflatten(x_TD) if index in returned else None,)
+                x_TD = x_TD if states[-1] is None else layout.flatten(states[-1])
+            elif select_tokens is not None and block is last and not is_hooked(*block.modules(), self.layer_norm):
+                # nothing reads the states of other tokens; this may wait for the device, so the other blocks are queued before
+                tokens_S = select_tokens(layout)
+            output = block(x_TD, rotary, plan, tokens_S)
+            x_TD, *weights = output if isinstance(output, tuple) else (output,)
+            attentions += tuple(weights) if plan.need_weights else ()
+        return normalize(self.layer_norm, x_TD, plan.is_fast), states, attentions, tokens_S
+
     def rotary_table(self, layout: SequenceLayout, dtype: torch.dtype) -> torch.Tensor:
         """(T, K / 2, 2), cosine and sine of the angle of each token and pair of a head (see rotary_neobert.py)."""
         return rotary_table(self.config, layout, dtype)
@@ -332,11 +358,11 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         if tokens.ndim == 2 and is_hooked(self.encoder):  # a hook, for example NEFTune's, expects (B, L, D)
             tokens = self.encoder(tokens)
         x_T = layout.flatten(tokens)
-        return widen_residual(self.encoder(x_T) if tokens.ndim == 2 else x_T)
-
-    def _is_read_by_head_only(self, block: nn.Module) -> bool:
-        """Whether this is the last block, and no hook reads the states of all tokens behind its attention."""
-        return block is self.transformer_encoder[-1] and not is_hooked(*block.modules(), self.layer_norm)
+        x_TD = self.encoder(x_T) if tokens.ndim == 2 else x_T
+        # In deep blocks its values exceed the range of float16. Under autocast it is always float32: FSDP2 then has bf16 weights
+        # where DDP has float32 weights, and both must compute the same. Products stay in half precision.
+        is_half = x_TD.dtype == torch.float16 or (x_TD.dtype == torch.bfloat16 and is_autocast_on(x_TD.device))
+        return x_TD.float() if is_half else x_TD
 
 
 # sentence-transformers reads this annotation to find `logits`.
@@ -426,7 +452,7 @@ class NeoBERTForMaskedLM(_HeadModel):
         if is_sparse and self.training:
             loss, num_correct = cross_entropy_in_chunks(self.decoder, hidden_TD, labels, num_items_in_batch)
         else:
-            logits = linear(self.decoder, hidden_TD, plan.kernels)
+            logits = linear(self.decoder, hidden_TD, plan.multiply)
             loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         logits = logits if logits is None or is_sparse else plan.layout.unflatten(logits)
         return NeoBERTMaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions, num_correct)

@@ -1,21 +1,19 @@
 """`make_plan`: layout, attention backend, mask and kernels of one forward, chosen once before the first block."""
 
 import inspect
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.utils import logging
 
 from .attention_neobert import additive, make_dense_mask
 from .backends_neobert import Situation, choose_backend, find_backend
-from .configuration_neobert import NeoBERTConfig
-from .kernels_neobert import SHORTEST_TILED, choose_kernels
-from .layout_neobert import NO_BOUNDARIES, Boundaries, SequenceLayout, make_layout
-from .machine_neobert import bf16_is_fastest, is_tracing
-
-logger = logging.get_logger(__name__)
+from .kernels_neobert import SHORTEST_TILED, choose_product, runs_fast
+from .layout_neobert import NO_BOUNDARIES, Boundaries, SequenceLayout, make_layout, warn_of_length
+from .machine_neobert import attention_devices, is_tracing, product_dtype, warn_of_slow_bf16
 
 
 class ForwardPlan(NamedTuple):
@@ -25,16 +23,23 @@ class ForwardPlan(NamedTuple):
         layout: Where sequences start and end.
         backend: Name of the attention backend.
         mask: Mask of the backend: a tensor that broadcasts to (B, H, L, L), a mask object of the backend, or None.
-        kernels: Kernels outside attention: the result of `choose_kernels`, or "plain" for standard operations; "compiled" or
-            "invariant" in a copy that `inference_copy` has made so.
+        multiply: How blocks and heads multiply if they run fast, for inference on a CPU: the result of `choose_product`. None if
+            all modules run as they are written.
+        need_weights: Whether the probabilities of all blocks are returned.
         options: Arguments of the caller for a registered attention function (see `arguments_of`).
     """
 
     layout: SequenceLayout
     backend: str
     mask: Any = None
-    kernels: str = "plain"
+    multiply: Callable[..., torch.Tensor] | None = None
+    need_weights: bool = False
     options: dict[str, Any] = {}
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the kernels for inference run in place of the operations that are written in the modules."""
+        return self.multiply is not None
 
 
 _signature = lru_cache(inspect.signature)
@@ -56,14 +61,11 @@ def _is_masked(backend):
 
 
 def make_plan(
+    encoder: nn.Module,
     tokens: torch.Tensor,
-    config: NeoBERTConfig,
     boundaries: Boundaries = NO_BOUNDARIES,
     attention_mask: torch.Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
     need_weights: bool = False,
-    is_fast: bool = False,
-    devices: tuple[torch.device, ...] = (),
 ) -> ForwardPlan:
     """Choose the layout, the attention backend with its mask, and the kernels of one forward.
 
@@ -71,17 +73,18 @@ def make_plan(
     device.
 
     Args:
+        encoder: A `NeoBERTModel`. Its devices and the dtype of its products limit the choice of backends, and so does
+            `runs_fast`. Its config has the attention implementation; `unpad_inputs=False` keeps padding in the computation.
         tokens: (B, L) or (B, L, D), and with `boundaries` and `attention_mask` as in `make_layout`.
-        config: Attention implementation, vocabulary, head width; `unpad_inputs=False` keeps padding in the computation.
-        dtype: dtype of matrix products; it limits the choice of backends.
         need_weights: Attention probabilities are required; only the eager backend returns them.
-        is_fast: Result of `runs_fast` for the weights; it limits the choice of backends, masks and kernels.
-        devices: Result of `attention_devices`; the backend must run on all of them. By default the device of the tokens.
 
     Raises:
         ValueError: Values or shapes contradict each other.
         ImportError: The requested backend is not installed.
     """
+    config, weight = encoder.config, encoder.encoder.weight  # an adapter may compute it
+    devices = attention_devices(encoder.transformer_encoder, tokens.device)
+    dtype, is_fast = product_dtype(weight), runs_fast(weight, encoder)
     implementation, can_read_values = config._attn_implementation, not is_tracing(tokens)
     mask_4d = attention_mask if attention_mask is not None and attention_mask.ndim == 4 else None
     has_boundaries = len(boundaries.cu_seq_lens) > 0  # torch 2.11 cannot compile bool(a dict)
@@ -89,7 +92,7 @@ def make_plan(
     can_pack = config.unpad_inputs and mask_4d is None and not need_weights and runs_packed
     can_pack = can_pack and (can_read_values or has_boundaries)
     for is_packed in (True, False) if can_pack else (False,):
-        situation = Situation(devices or (tokens.device,), dtype, config.head_dim, is_packed, is_fast)
+        situation = Situation(devices, dtype, config.head_dim, is_packed, is_fast)
         backend = choose_backend(implementation, situation, need_weights)
         reads_on_device = is_packed and has_boundaries and find_backend(backend).reads_boundaries
         if can_read_values or reads_on_device:
@@ -101,8 +104,12 @@ def make_plan(
             f"cu_seq_lens and seq_idx; omit them, or register one: AttentionMaskInterface.register({backend!r}, sdpa_mask)"
         )
     reads_values = can_read_values and is_masked and not (boundaries.is_trusted and reads_on_device)
+    if reads_values and dtype == torch.bfloat16 and tokens.device.type == "cpu":
+        warn_of_slow_bf16()
 
     layout = make_layout(tokens, config.vocab_size, boundaries, attention_mask, is_packed, reads_values)
+    if reads_values:
+        warn_of_length(layout, config.max_position_embeddings)
     if backend == "cpu_tiled" and layout.max_length < SHORTEST_TILED:  # type: ignore[operator]  # packed: it is known
         backend = "sdpa"
     row = find_backend(backend)
@@ -112,10 +119,8 @@ def make_plan(
         mask = make_dense_mask(layout, mask_4d) if is_masked else None
         mask = additive(mask, dtype) if row.attend is None and mask is not None else mask
     is_fast = is_fast and backend in ("sdpa", "cpu_tiled")
-    kernels = choose_kernels(dtype, len(layout.position_ids)) if is_fast else "plain"
-    if reads_values:
-        _warn_of_limits(layout, config.max_position_embeddings, dtype, tokens.device)
-    return ForwardPlan(layout, backend, mask, kernels, boundaries.options)
+    multiply = choose_product(dtype, len(layout.position_ids)) if is_fast else None
+    return ForwardPlan(layout, backend, mask, multiply, need_weights, boundaries.options)
 
 
 def indices_of_states(requested: bool | int | list[int] | None, num_states: int) -> range | set[int] | None:
@@ -124,18 +129,3 @@ def indices_of_states(requested: bool | int | list[int] | None, num_states: int)
         return range(num_states) if requested else None
     indices = [requested] if isinstance(requested, int) else requested
     return {index % num_states for index in indices if -num_states <= index < num_states}
-
-
-def _warn_of_limits(layout, max_position_embeddings, dtype, device):
-    """Warn once about a sequence longer than the training context, and once about bf16 on a CPU where it is slow."""
-    longest = layout.max_length
-    if longest > max_position_embeddings:
-        logger.warning_once(
-            f"A sequence of {longest} tokens is longer than the {max_position_embeddings} tokens of the training context "
-            "(max_position_embeddings); results may be worse. Truncate the input to avoid this."
-        )
-    if dtype == torch.bfloat16 and device.type == "cpu" and not bf16_is_fastest():
-        logger.warning_once(
-            "bfloat16 is slower than float32 on this CPU, several times so if it has no bf16 instructions. Load the model with "
-            "dtype=torch.float32, or with dtype=neobert_hf.best_dtype(), which is the fastest dtype on any machine."
-        )

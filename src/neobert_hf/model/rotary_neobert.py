@@ -4,11 +4,11 @@ Axes: `T` tokens on the flat axis; `H` heads; `K` head width; `C` pairs of a hea
 """
 
 import math
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
 
-from .kernels_neobert import in_one_thread
 from .layout_neobert import SequenceLayout
 from .machine_neobert import is_tracing
 
@@ -109,7 +109,7 @@ def split_and_rotate(qkv_TH3K: torch.Tensor, rotary: torch.Tensor) -> tuple[torc
 
 
 def split_and_rotate_fast(
-    qkv_TH3K: torch.Tensor, rotations: torch.Tensor, by_head: bool, is_invariant: bool = False
+    qkv_TH3K: torch.Tensor, rotations: torch.Tensor, by_head: bool, multiply: Callable = torch.mul
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`split_and_rotate` for inference on a CPU.
 
@@ -118,12 +118,11 @@ def split_and_rotate_fast(
         rotations: (T, C) complex64, cosine + i sine of each pair's angle.
         by_head: Return the dtype of `qkv_TH3K`, stored head by head in memory, as `tiled_attention` reads it. If False, return
             float32, in which attention over few tokens is faster and more precise.
-        is_invariant: Without `by_head`: a token does not depend on the number of tokens.
+        multiply: Without `by_head`: the elementwise product of complex numbers.
     """
     if not by_head:
         q_k_v = qkv_TH3K.float()
-        factors = torch.view_as_complex(q_k_v[:, :, :2].unflatten(-1, (-1, 2))), rotations[:, None, None]
-        qk_TH2C = in_one_thread(torch.mul, *factors) if is_invariant else torch.mul(*factors)
+        qk_TH2C = multiply(torch.view_as_complex(q_k_v[:, :, :2].unflatten(-1, (-1, 2))), rotations[:, None, None])
         return *torch.view_as_real(qk_TH2C).flatten(-2).unbind(2), q_k_v[:, :, 2]
     num_tokens, num_heads, _, width = qkv_TH3K.shape
     qkv_3HTK = qkv_TH3K.new_empty(3, num_heads, num_tokens, width)

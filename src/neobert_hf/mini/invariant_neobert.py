@@ -1,0 +1,1 @@
+../model/invariant_neobert.py
