@@ -126,8 +126,8 @@ def test_the_card_of_a_model_on_the_hub_names_it_as_the_base(masked_lm, tmp_path
     assert data.tags == ["neobert", "eurobert"]
 
 
-def test_an_embedding_model_with_dense_and_normalization_is_exact(tokenizer, tmp_path):
-    """The export compares the states and the vectors."""
+def test_an_embedding_model_with_dense_and_normalization_is_exact_and_has_what_vllm_reads(tokenizer, tmp_path):
+    """The export compares the states and the vectors; vLLM 0.32.0 reads these names (model_executor/models/transformers)."""
     from sentence_transformers.base.modules import Dense, Normalize
 
     write_checkpoint(tmp_path / "network", random_weights())
@@ -136,10 +136,17 @@ def test_an_embedding_model_with_dense_and_normalization_is_exact(tokenizer, tmp
     model.append(Dense(32, 8))
     model.append(Normalize())
     model.save_pretrained(str(tmp_path / "saved"))
-    errors = export_model(tmp_path / "saved", tmp_path / "twin", to="eurobert")["files"]["model.safetensors"]["errors"]
+    twin = tmp_path / "twin"
+    errors = export_model(tmp_path / "saved", twin, to="eurobert")["files"]["model.safetensors"]["errors"]
     assert max(errors.values()) < FP32
-    assert {path.name for path in (tmp_path / "twin").iterdir()} >= {"1_Pooling", "2_Dense", "modules.json"}
-    assert '"query": "fox "' in (tmp_path / "twin/config_sentence_transformers.json").read_text()
+    assert {path.name for path in twin.iterdir()} >= {"1_Pooling", "2_Dense", "modules.json"}
+    assert '"query": "fox "' in (twin / "config_sentence_transformers.json").read_text()
+    modules = json.loads((twin / "modules.json").read_text())
+    assert [module["type"].rpartition(".")[2] for module in modules] == ["Transformer", "Pooling", "Dense", "Normalize"]
+    assert load_file(twin / "2_Dense/model.safetensors").keys() == {"linear.weight", "linear.bias"}
+    config = json.loads((twin / "config.json").read_text())
+    assert config["architectures"] == ["EuroBertModel"]  # the ending is the task
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0} and "rope_theta" not in config
 
 
 EXACT = {
