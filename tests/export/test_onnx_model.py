@@ -309,34 +309,28 @@ def test_predict_fills_the_masks_of_the_pipeline(tiny_config, tokenizer, tmp_pat
         onnx.encode("the fox")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "runtime", "words"),
-    [
-        ("onnx/model.onnx", None, "onnxruntime", "model.onnx; write it: neobert export MODEL OUT --to onnx"),
-        ("tokenizer.json", None, "onnxruntime", "tokenizer.json cannot be read"),
-        ("config.json", "{", "onnxruntime", "config.json cannot be read"),
-        ("tokenizer.json", "{}", "onnxruntime", "tokenizer.json cannot be read"),
-        ("onnx/model.onnx", "a", "onnxruntime", "model.onnx cannot be read"),
-        ("openvino/openvino_model.xml", "<", "openvino", "openvino_model.xml cannot be read"),
-    ],
-)
-def test_a_folder_that_cannot_run_is_refused_in_one_line(exported_mini, tmp_path, name, content, runtime, words):
+KINDS = "has no dtype='f32'; onnxruntime has fp32, fp16, int8; openvino has fp32, bf16"
+CANNOT_RUN = [  # a file with another content, options, and the words of the error
+    ("onnx/model.onnx", None, {}, "model.onnx; write it: neobert export MODEL OUT --to onnx"),
+    ("tokenizer.json", None, {}, "tokenizer.json cannot be read"),
+    ("config.json", "{", {}, "config.json cannot be read"),
+    ("tokenizer.json", "{}", {}, "tokenizer.json cannot be read"),
+    ("onnx/model.onnx", "a", {}, "model.onnx cannot be read"),
+    ("openvino/openvino_model.xml", "<", {"runtime": "openvino"}, "openvino_model.xml cannot be read"),
+    (None, None, {"dtype": "f32"}, KINDS),
+    (None, None, {"runtime": "tensorrt"}, "runtime='tensorrt' has no dtype='fp32'; onnxruntime has"),
+    (None, None, {"dtype": "fp16"}, "neobert export MODEL OUT --to onnx --fp16"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "options", "words"), CANNOT_RUN)
+def test_a_folder_that_cannot_run_is_refused_in_one_line(exported_mini, tmp_path, name, content, options, words):
     folder = linked(exported_mini, tmp_path / "folder")
-    replace(folder / name, content)
+    if name:
+        replace(folder / name, content)
     with pytest.raises((FileNotFoundError, ValueError)) as raised:
-        OnnxModel(folder, runtime=runtime)
+        OnnxModel(folder, **options)
     assert words in str(raised.value) and len(str(raised.value).splitlines()) == 1
-
-
-def test_a_runtime_or_a_dtype_that_the_folder_lacks_is_refused_with_the_choices(exported_mini):
-    with pytest.raises(
-        ValueError, match="has no dtype='f32'; onnxruntime has fp32, fp16, int8; openvino has fp32, bf16"
-    ):
-        OnnxModel(exported_mini, "f32")
-    with pytest.raises(ValueError, match="runtime='tensorrt' has no dtype='fp32'; onnxruntime has"):
-        OnnxModel(exported_mini, runtime="tensorrt")
-    with pytest.raises(FileNotFoundError, match="neobert export MODEL OUT --to onnx --fp16"):
-        OnnxModel(exported_mini, "fp16")
 
 
 def test_the_package_runs_an_exported_folder_where_torch_and_transformers_are_not_installed(exported_mini):
