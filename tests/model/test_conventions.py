@@ -274,23 +274,6 @@ def test_a_server_like_vllm_runs_the_model_by_its_own_layers(model, checkpoint, 
     assert server.num_calls == 2 * len(BATCHES) * CONFIG["num_hidden_layers"]
 
 
-@pytest.mark.slow
-def test_a_served_model_compiles_to_one_graph(model, checkpoint):
-    server = Server(checkpoint, model.state_dict(), takes_argument=False)
-    counters.clear()
-    expected, original = [], server.model
-    for lengths in BATCHES:
-        ids, positions = torch.randint(5, VOCAB, (1, sum(lengths))), torch.cat([torch.arange(n) for n in lengths])
-        expected.append((ids, positions, server(ids, positions, (sum(lengths),))))
-    for module in original.modules():
-        if hasattr(module, "attn"):
-            module.attn = lambda q, k, v, scaling: sdpa_of_documents(q, k, v, scaling, [q.shape[0]])
-    server.model = torch.compile(original, fullgraph=True, dynamic=True, backend="aot_eager")
-    for ids, positions, state in expected:
-        torch.testing.assert_close(server(ids, positions, None), state, **FLOAT32)
-    assert num_graphs() == (1, 0)
-
-
 @pytest.mark.compat
 @pytest.mark.parametrize("marks", ["attention_mask", "cu_seq_lens_q", "seq_idx"])
 def test_a_registered_function_that_gets_no_mask_refuses_what_a_mask_would_say(model, marks):

@@ -270,35 +270,22 @@ def test_more_padding_changes_no_bit(model, side):
     assert torch.equal(states, padded_states[:, 5:] if side == "left" else padded_states[:, :12])
 
 
-def test_a_4d_or_additive_mask_gives_the_same_logits(model):
-    ids, mask = random_ids(2, 10), torch.ones(2, 10, dtype=torch.bool)
-    mask[0, 6:] = False
-    as_4d = mask[:, None, None, :]
-    additive = torch.zeros(as_4d.shape).masked_fill(~as_4d, -torch.inf)
-    with torch.no_grad():
-        wanted = model(ids, attention_mask=mask).logits[mask]
-        for given_mask in (as_4d, as_4d.long(), as_4d.expand(2, 1, 10, 10), additive):
-            for implementation in ("sdpa", "eager"):
-                model.set_attn_implementation(implementation)
-                logits = model(ids, attention_mask=given_mask).logits[mask]
-                # float32: the order of summation differs
-                assert (logits - wanted).abs().max() < 1e-5 * wanted.abs().max()
-
-
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_an_additive_mask_may_have_another_dtype_than_the_model(model, implementation):
+def test_a_4d_mask_may_be_bool_integer_or_additive_and_of_another_dtype_than_the_model(model, implementation):
     """The lowest number of one dtype may not exist in the other dtype."""
     ids, mask = random_ids(2, 10), torch.ones(2, 10, dtype=torch.bool)
     mask[0, 6:] = False
     model.set_attn_implementation(implementation)
-    for dtype, error in ((torch.float64, 1e-10), (torch.bfloat16, 0.05)):
-        model.to(dtype)
-        for mask_dtype in (torch.float16, torch.float32, torch.float64):
-            for lowest in (-torch.inf, torch.finfo(mask_dtype).min):
-                additive = torch.zeros(2, 1, 1, 10, dtype=mask_dtype).masked_fill(~mask[:, None, None], lowest)
-                with torch.no_grad():
-                    wanted = model(ids, attention_mask=mask).logits[mask]
-                    found = model(ids, attention_mask=additive).logits[mask]
+    as_4d = mask[:, None, None]
+    masks = [as_4d, as_4d.long(), as_4d.expand(2, 1, 10, 10)]
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        for lowest in (-torch.inf, torch.finfo(dtype).min):
+            masks.append(torch.zeros(as_4d.shape, dtype=dtype).masked_fill(~as_4d, lowest))
+    for dtype, error in ((torch.float32, 1e-5), (torch.float64, 1e-10), (torch.bfloat16, 0.05)):  # the order of sums
+        with torch.no_grad():
+            wanted = model.to(dtype)(ids, attention_mask=mask).logits[mask]
+            for each in masks:
+                found = model(ids, attention_mask=each).logits[mask]
                 assert (found - wanted).abs().max() <= error * wanted.abs().max()
 
 
@@ -554,11 +541,15 @@ def test_invalid_input_is_refused_with_value_rule_and_solution(model, name, monk
         model(**tensors)
 
 
-def test_unknown_arguments_are_refused(model):
+def test_unknown_arguments_and_marks_of_documents_that_are_no_integers_are_refused(model):
+    ids = random_ids(1, 4)
     with pytest.raises(TypeError, match=r"no argument attn_mask; omit it$"):
-        model(random_ids(1, 4), attn_mask=torch.ones(1, 4))
+        model(ids, attn_mask=torch.ones(1, 4))
     with pytest.raises(TypeError, match=r"no argument labels; load a model with a head$"):
-        model.model(random_ids(1, 4), labels=torch.ones(1, 4))
+        model.model(ids, labels=torch.ones(1, 4))
+    for name in ("position_ids", "seq_idx", "cu_seq_lens_q"):  # rounded, they would begin other documents
+        with pytest.raises(ValueError, match=f"{name} has the dtype torch.float32; its values must be integers"):
+            model(ids, **{name: torch.tensor([0.0, 0.4, 0.8, 4.0])})
 
 
 @pytest.mark.parametrize("unpad", [True, False])
@@ -574,10 +565,3 @@ def test_only_a_sequence_longer_than_the_training_context_warns_and_once(tiny_co
     for _ in range(2):
         assert model(random_ids(1, 80)).last_hidden_state.shape[:2] == (1, 80)
     assert sum("80 tokens is longer than the 64" in record.message for record in caplog.records) == 1
-
-
-@pytest.mark.parametrize("name", ["position_ids", "seq_idx", "cu_seq_lens_q"])
-def test_marks_of_documents_that_are_no_integers_are_refused(double_model, name):
-    """Rounded, they would begin other documents."""
-    with pytest.raises(ValueError, match=f"{name} has the dtype torch.float32; its values must be integers"):
-        double_model(torch.tensor([[2, 5, 6, 3]]), **{name: torch.tensor([0.0, 0.4, 0.8, 4.0])})

@@ -14,13 +14,10 @@ from neobert_hf.model.machine_neobert import has_amx, has_bf16_instructions, one
 
 
 @pytest.mark.parametrize(("answer", "dtype"), [("0", torch.float32), ("1", torch.bfloat16)])
-def test_the_environment_overrides_the_detection(monkeypatch, answer, dtype):
+def test_the_environment_overrides_the_detection_and_other_values_are_refused(monkeypatch, answer, dtype):
     monkeypatch.setenv("NEOBERT_CPU_BF16", answer)
     assert has_bf16_instructions() is (answer == "1")
     assert neobert_hf.best_dtype() == neobert_hf.best_dtype(torch.device("cpu")) == dtype
-
-
-def test_other_values_of_the_environment_variable_are_refused(monkeypatch):
     monkeypatch.setenv("NEOBERT_CPU_BF16", "yes")
     with pytest.raises(ValueError, match="NEOBERT_CPU_BF16=yes is neither 0 nor 1"):
         neobert_hf.best_dtype()
@@ -70,6 +67,7 @@ def test_amx_depends_on_what_torch_may_use(monkeypatch, capability, answer, expe
         ({"cpu_name": "Intel Xeon", "avx512_fp16": False, "amx_tile": False}, torch.bfloat16),  # Cooper Lake
         ({"cpu_name": "AMD EPYC", "avx512_fp16": True, "amx_tile": False}, torch.bfloat16),
         ({}, torch.bfloat16),
+        (None, torch.bfloat16),  # a torch that does not tell
     ],
 )
 def test_an_intel_processor_whose_amx_is_hidden_uses_float32(monkeypatch, capabilities, dtype):
@@ -77,28 +75,26 @@ def test_an_intel_processor_whose_amx_is_hidden_uses_float32(monkeypatch, capabi
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(machine_neobert.TORCH, "has_avx512_bf16", lambda: True)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    if capabilities is None:
+        monkeypatch.delattr(torch.cpu, "get_capabilities")
     assert has_bf16_instructions()
     assert neobert_hf.best_dtype() == dtype
 
 
-def test_a_torch_that_does_not_tell_its_capabilities_uses_bf16_instructions(monkeypatch):
-    monkeypatch.delenv("NEOBERT_CPU_BF16", raising=False)
-    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(machine_neobert.TORCH, "has_avx512_bf16", lambda: True)
-    assert neobert_hf.best_dtype() == torch.bfloat16
-
-
 @pytest.mark.parametrize(
-    ("capability", "expected"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)]
+    ("device", "capability", "expected"),
+    [
+        ("cuda", (7, 5), torch.float16),
+        ("cuda", (8, 0), torch.bfloat16),
+        ("cuda", (9, 0), torch.bfloat16),
+        ("mps", None, torch.float32),  # not measured
+    ],
 )
-def test_gpus_before_ampere_use_float16_and_later_gpus_bfloat16(monkeypatch, capability, expected):
+def test_gpus_before_ampere_use_float16_later_ones_bfloat16_and_others_float32(
+    monkeypatch, device, capability, expected
+):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert neobert_hf.best_dtype("cuda") == expected
-
-
-def test_a_device_that_was_not_measured_uses_float32():
-    assert neobert_hf.best_dtype("mps") == torch.float32
+    assert neobert_hf.best_dtype(device) == expected
 
 
 @pytest.mark.parametrize(
