@@ -19,9 +19,7 @@ import neobert_hf
 from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.export import export_model, exporting
 from neobert_hf.hub import convert
-from neobert_hf.hub.convert import as_published, read_weights
-from neobert_hf.hub.eurobert import as_eurobert, from_eurobert
-from neobert_hf.hub.layouts import read_checkpoint
+from neobert_hf.hub.eurobert import as_eurobert
 
 MINI = Path(neobert_hf.MINI_MODEL_PATH)
 FP32 = 1e-5  # largest error over largest value: float32 sums in another order
@@ -192,15 +190,6 @@ def test_a_vocabulary_padded_by_hand_stays_padded(tokenizer, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------- and back
-
-
-@pytest.mark.parametrize("source", [GOLDEN / "masked_lm", MINI], ids=["golden", "mini"])
-def test_there_and_back_changes_no_bit(source, tmp_path):
-    export_model(source, tmp_path / "twin", to="eurobert", task="fill-mask")
-    checkpoint = read_checkpoint(tmp_path / "twin")
-    checkpoint, tensors = from_eurobert(checkpoint, read_weights(checkpoint))
-    assert checkpoint.layout == "eurobert"
-    same_tensors(as_published(tensors), load_file(source / "model.safetensors"))
 
 
 def test_a_eurobert_of_others_that_is_such_a_network_converts_exactly(tokenizer, tmp_path):

@@ -332,16 +332,6 @@ def test_llama_cpp_computes_token_states_and_vectors(tmp_path, reference, tokeni
 
 
 @pytest.mark.runtime
-def test_llama_cpp_computes_the_logits_of_the_golden_classifier(tmp_path, reference, tokenizer):
-    _, folder, expected = reference
-    file = export(with_vocabulary(folder, tmp_path / "model", tokenizer))
-    ids, _ = rows_of(expected, "last_hidden_state")
-    logits = expected["classifier_logits"].numpy()
-    found = in_llama_cpp(file, ids, num_values=3)
-    assert largest_difference(found, logits) < 1e-5 * np.abs(logits).max()
-
-
-@pytest.mark.runtime
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize("names", [["LABEL_0"], ["LABEL_0", "LABEL_1"], LABELS])
 def test_llama_cpp_computes_the_logits_of_any_number_of_labels(tmp_path, weights, oracle, tokenizer, names, pooling):

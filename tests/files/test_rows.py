@@ -126,14 +126,6 @@ def test_a_file_without_a_line_of_names_takes_given_names_and_may_have_further_c
         list(read_rows(tmp_path / f"a{suffix}", column_names=["genre", "score", "text", "more"]))
 
 
-def test_texts_that_look_like_dates_or_numbers_stay_unchanged(tmp_path):
-    """A column of dates only, and dates below the rows from which a reader guesses the column type."""
-    texts = ["2020-01-01", "2020-01-02T03:04:05", "12", "true", "null", '{"a": 1}', "caf\u00e9 \U0001f600", " \r\n "]
-    for part in (texts, texts[:2]):
-        file = written(tmp_path, ".jsonl", [{"text": text} for text in part])
-        assert [text for _, text in read_texts(file)] == part
-
-
 def test_a_text_file_is_read_by_paragraph_by_line_or_as_one_document(tmp_path):
     text, file = "\ufeff\n\na b\nc\n\n\nd\r\n\r\ne\n\n\n\nf", tmp_path / "a.txt.gz"
     file.write_bytes(gzip.compress(text.encode()))

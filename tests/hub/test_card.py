@@ -26,7 +26,6 @@ from neobert_hf import sentence_transformer
 from neobert_hf.embeddings.models import multi_vector_encoder, sparse_encoder
 from neobert_hf.finetuning import add_head
 from neobert_hf.hub import write_card
-from neobert_hf.hub.card import python
 from neobert_hf.runs import write_record
 from neobert_hf.runs.record import GENERATED
 
@@ -256,15 +255,6 @@ def test_an_embedding_model_of_the_folder_of_a_classifier_is_no_classifier(folde
     sentence_transformer(str(folder / "classifier")).save_pretrained(str(tmp_path), create_model_card=False)
     write_card(tmp_path)
     assert ModelCard.load(tmp_path / "README.md").data.pipeline_tag == "sentence-similarity"
-
-
-def test_characters_that_control_a_terminal_or_the_direction_of_text_are_escaped_in_code():
-    for character in ("\x1b", "\x9b", "\u202e", "\n"):
-        literal = python(f"a{character}b")
-        assert literal.isprintable() and ast.literal_eval(literal) == f"a{character}b"
-    assert python("Grün") == '"Grün"'
-    for text in ("great 🎉", "🤷‍♂️ shrug", 'a "quote" \\ \x7f'):
-        assert ast.literal_eval(python(text)) == text and ast.literal_eval(python([text])) == [text]
 
 
 def test_what_is_not_given_is_not_assumed(model, tokenizer, tmp_path):

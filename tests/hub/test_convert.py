@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import sys
 from collections import OrderedDict
 
 import numpy as np
@@ -337,12 +336,3 @@ def test_a_full_disk_leaves_nothing(fork, tmp_path, source):
         (fork / "model.safetensors").unlink()
     with largest_file(20_000):
         assert_refused(OSError, "could not be (written|converted)", fork, tmp_path / "out")
-
-
-def test_an_interrupted_conversion_has_no_config(fork, tmp_path, monkeypatch):
-    def interrupt(model, folder, layout):
-        assert not (folder / "config.json").exists() and (folder / "model.safetensors").exists()
-        raise KeyboardInterrupt("stop")
-
-    monkeypatch.setattr(sys.modules["neobert_hf.hub.convert"], "save_config", interrupt)
-    assert_refused(KeyboardInterrupt, "^stop$", fork, tmp_path / "out")

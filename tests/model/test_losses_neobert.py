@@ -3,7 +3,7 @@
 import pytest
 import torch
 from test_layout_neobert import LargestTensor
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounter
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.model import losses_neobert
@@ -68,7 +68,7 @@ def test_sparse_training_compiles_into_one_graph_for_every_shape(tiny_config):
     tiny_config.sparse_prediction = True
     model = NeoBERTForMaskedLM(tiny_config).train()
     torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = CompileCounter()
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
     for shape in ((2, 12), (3, 20), (5, 31)):
         ids = torch.randint(5, 90, shape)

@@ -322,20 +322,6 @@ def test_states_that_were_not_requested_are_freed(model, batch):
     assert max(alive) <= 2
 
 
-def test_return_dict_false_gives_tuples(model, batch):
-    loss, logits = model(**batch["padded"], return_dict=False)
-    wanted = model(**batch["padded"])
-    assert torch.equal(loss, wanted.loss) and torch.equal(logits, wanted.logits)
-    model.config.return_dict = False
-    assert isinstance(model(**batch["padded"]), tuple)
-
-
-def test_embeddings_in_place_of_ids_give_the_same_logits(model, batch):
-    ids, mask = batch["padded"]["input_ids"], batch["padded"]["attention_mask"]
-    embeddings = model.get_input_embeddings()(ids)
-    assert torch.equal(model(inputs_embeds=embeddings, attention_mask=mask).logits, model(ids, mask).logits)
-
-
 @pytest.mark.parametrize("model_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", [5, 70])  # short and long sequences have other kernels
 def test_float64_embeddings_may_feed_a_model_of_another_dtype(model, model_dtype, length):

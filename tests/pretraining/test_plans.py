@@ -228,18 +228,6 @@ def test_where_nothing_can_be_written_a_plan_is_read_and_a_new_one_is_kept_in_th
     assert rows_of(spare) == rows_of(plan_of(documents.lengths, 48))
 
 
-def test_documents_longer_than_a_row_and_numbers_out_of_bounds_are_refused(tmp_path):
-    documents = write_documents(tmp_path / "documents", [5, 40, 3])
-    with pytest.raises(
-        ValueError,
-        match=r"document 1 has 40 tokens, a row takes 1 to 32; raise row_tokens \(max_tokens\) or lower max_length=None",
-    ):
-        plan_quietly(documents, 32)
-    assert rows_of(plan_quietly(documents, 32, max_length=32))
-    with pytest.raises(ValueError, match="max_length=0 leaves no token"):
-        plan_quietly(documents, 64, max_length=0)
-
-
 def test_items_of_a_plan_take_as_few_bytes_as_they_can():
     assert plan_of(np.array([3, 4]), 8).items.dtype == np.uint32
     lengths = np.array([3, 1 << 31])  # a document of 2^31 pieces, and two documents

@@ -42,17 +42,6 @@ def test_the_schedule_meets_its_corners(name, step, share):
     assert math.isclose(recipe.learning_rate_factor(step), share, rel_tol=1e-12, abs_tol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["paper", "code"])
-def test_the_schedule_rises_then_falls_without_jumps(name):
-    recipe = RECIPES[name].replace(max_steps=10_000)
-    factors = [recipe.learning_rate_factor(step) for step in range(10_001)]
-    peak = factors.index(max(factors))
-    assert peak == recipe.warmup_steps == 20
-    assert factors[: peak + 1] == sorted(factors[: peak + 1])
-    assert factors[peak:] == sorted(factors[peak:], reverse=True)
-    assert max(abs(a - b) for a, b in zip(factors[peak:], factors[peak + 1 :])) < 2e-4  # pi / 2 * 0.9 / 8,980 steps
-
-
 def test_mask_rates_follow_one_another_for_their_shares_of_the_steps():
     recipe = Recipe(mask_rate=(0.3, 0.15, 0.05)).replace(max_steps=10)
     assert [recipe.mask_rate_at(step) for step in range(11)] == [0.3] * 3 + [0.15] * 4 + [0.05] * 4
