@@ -169,14 +169,7 @@ def test_what_a_config_may_say_is_exact_there_and_back(name, masked_lm, tmp_path
     convert(tmp_path / "twin", tmp_path / "back")
     same_tensors(load_file(tmp_path / "back/model.safetensors"), load_file(masked_lm / "model.safetensors"))
     before, after = (neobert_hf.NeoBERTConfig.from_pretrained(tmp_path / part) for part in ("saved", "back"))
-    keys = (
-        "rope_parameters",
-        "pad_token_id",
-        "num_attention_heads",
-        "swiglu_width",
-        "max_position_embeddings",
-        "norm_eps",
-    )
+    keys = ("rope_parameters", "pad_token_id", "num_attention_heads", "swiglu_width", "max_length", "norm_eps")
     assert {key: getattr(before, key) for key in keys} == {key: getattr(after, key) for key in keys}
 
 
@@ -234,13 +227,13 @@ OTHERS = {
     "wide heads": (config_with(head_dim=16), "head_dim=16"),
     "another activation": (config_with(hidden_act="gelu"), "hidden_act='gelu'"),
     "a head for classes": (config_with(architectures=["EuroBertForSequenceClassification"]), "architectures="),
-    "dynamic positions": (
+    "dynamic": (
         config_with(rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
         "'rope_type': 'dynamic'",
     ),
     "a second base of the positions": (config_with(rope_theta=250_000.0), "rope_theta=250000.0"),
     "a second scaling": (config_with(rope_scaling={"rope_type": "dynamic", "factor": 8.0}), "rope_scaling="),
-    "a context beside the scaling": (
+    "a context": (
         config_with(original_max_position_embeddings=16),
         "original_max_position_embeddings=16",
     ),
@@ -279,13 +272,7 @@ def test_another_eurobert_is_refused_in_one_line(name, masked_lm, tmp_path):
 def another(name, **config):
     def replace(folder):
         shutil.rmtree(folder)
-        sizes = {
-            "vocab_size": 96,
-            "hidden_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-            "intermediate_size": 96,
-        }
+        sizes = dict(vocab_size=96, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96)
         model_class = getattr(neobert_hf, f"NeoBERTFor{name}")
         model_class(neobert_hf.NeoBERTConfig(**sizes, **config)).save_pretrained(folder)
 
@@ -306,14 +293,11 @@ def adapter(folder):
 
 
 BAD_SOURCES = {  # what is done to the folder of a masked language model, and the words of the error
-    "classifier": (
-        another("SequenceClassification"),
-        "has GELU where this one has tanh or none; export to ONNX",
-    ),
+    "classifier": (another("SequenceClassification"), "has GELU where this one has tanh or none; export to ONNX"),
     "classifier by the mean": (another("SequenceClassification", classifier_pooling="mean"), "export to ONNX"),
     "answers": (another("QuestionAnswering"), "no EuroBERT for question-answering; export to ONNX"),
     "multiple choice": (another("MultipleChoice"), "it names NeoBERTForMultipleChoice"),
-    "contextual": (
+    "other": (
         config_with(model_type="contextual_neobert", architectures=["ContextualNeoBERT"]),
         "ContextualNeoBERT",
     ),
@@ -346,10 +330,8 @@ def test_a_twin_that_differs_from_torch_is_refused_and_nothing_is_left(masked_lm
 
     def without_rotation(tensors, num_heads):
         """As a converter writes that takes the rows of all heads as they are."""
-        return {
-            name: tensor.flip(0) if "q_proj" in name else tensor
-            for name, tensor in as_eurobert(tensors, num_heads).items()
-        }
+        found = as_eurobert(tensors, num_heads)
+        return {name: tensor.flip(0) if "q_proj" in name else tensor for name, tensor in found.items()}
 
     monkeypatch.setattr(eurobert, "as_eurobert", without_rotation)
     with pytest.raises(ValueError, match=r"model\.safetensors differs from torch by"):

@@ -29,12 +29,8 @@ FP32 = 1e-5  # of the largest value: another order of summation
 INT8 = 0.995  # smallest cosine
 
 # Lengths from 3 tokens to more than the 64 of the tiny models, other scripts, punctuation, names in camel case.
-TEXTS = [
-    "x",
-    "Open a file.",
-    "naïve café — λ, ∑; `np.ndarray` readLine",
-    f"Return the mean of an array. {SENTENCE} {SENTENCE}",
-]
+TEXTS = ["x", "Open a file.", "naïve café — λ, ∑; `np.ndarray` readLine"]
+TEXTS.append(f"Return the mean of an array. {SENTENCE} {SENTENCE}")
 TINY_TEXTS = [SENTENCE, "the fox sleeps", "dog", "a warm red house by the sea and a lazy dog"]
 HEADS = {
     "text-classification": NeoBERTForSequenceClassification,

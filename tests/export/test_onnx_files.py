@@ -127,10 +127,8 @@ def test_a_float16_file_agrees_with_the_golden_tensors_and_rounds_no_position(tm
     whole, half = (tmp_path / "out/onnx" / name for name in ("model.onnx", "model_fp16.onnx"))
     assert error_of_golden(whole, "classifier_logits") < FP32
     assert error_of_golden(half, "classifier_logits") < 1e-2
-    batch = {
-        "input_ids": np.random.default_rng(0).integers(0, 512, (1, 2000)),
-        "attention_mask": np.ones((1, 2000), int),
-    }
+    ids = np.random.default_rng(0).integers(0, 512, (1, 2000))
+    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     assert error(runner(half)(batch)["logits"], runner(whole)(batch)["logits"]) < 1e-2
 
 
@@ -144,7 +142,7 @@ def test_a_folder_for_openvino_alone_holds_its_files_and_int8_weights_are_a_quar
     assert small.with_suffix(".bin").stat().st_size < 0.3 * weights.stat().st_size
 
 
-def test_the_folder_of_a_model_without_tokenizer_is_its_config_and_one_file_in_opset_20_with_free_rows_and_columns(
+def test_the_folder_of_a_model_without_tokenizer_is_config_and_one_file_in_opset_20_with_free_sizes(
     golden,
 ):
     folder = golden / "masked_lm"
@@ -167,13 +165,11 @@ def rope(rope_type, **settings):
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0, **settings}}
 
 
+YARN = rope("yarn", original_max_position_embeddings=16)
 # Longer batches than the trained context of 16 tokens.
 HEADS = {
     "feature-extraction": ("NeoBERTModel", {**rope("dynamic"), "max_position_embeddings": 16}),
-    "token-classification": (
-        "NeoBERTForTokenClassification",
-        {"num_labels": 5, **rope("yarn", original_max_position_embeddings=16)},
-    ),
+    "token-classification": ("NeoBERTForTokenClassification", {"num_labels": 5, **YARN}),
     "question-answering": ("NeoBERTForQuestionAnswering", rope("linear")),
     "text-classification": ("NeoBERTForSequenceClassification", {"num_labels": 1, "classifier_pooling": "mean"}),
 }
@@ -385,7 +381,7 @@ BAD_SOURCES = {  # what is done to the folder of a masked language model, and th
     "adapter": ([adapter], "merge"),
     "other type": (
         [config_with(**BertConfig().to_dict())],
-        "no config.json of a NeoBERT that can be exported, it names None",
+        "no config.json of a NeoBERT that can be exported, it names",
     ),
     "multiple choice": ([another(neobert_hf.NeoBERTForMultipleChoice)], "MultipleChoice"),
     "sparse": ([sparse], "holds a SparseEncoder"),
@@ -408,7 +404,7 @@ BAD_SOURCES = {  # what is done to the folder of a masked language model, and th
     "fewer layers": ([config_with(num_hidden_layers=2)], "lacks 6 encoder tensors"),
     "wrong width": (
         [config_with(hidden_size=64)],
-        "lacks decoder, model.encoder, model.layer_norm and more in the shapes",
+        "lacks decoder, model.encoder, model.layer_norm and more in",
     ),
     "wrong number of labels": (
         [another(CLASSIFIER, num_labels=3), config_with(**FIVE_LABELS)],
@@ -451,11 +447,7 @@ def of_setfit(folder, tokenizer):
         (reranker(Pooling(32, "mean"), Dense(32, 1, **SCORES)), "feature-extraction", "Pooling, Dense"),
         (another(CLASSIFIER), "sentence-similarity", "the head of NeoBERTForSequenceClassification"),
         (sparse, "fill-mask", "SpladePooling"),
-        (
-            of_setfit,
-            "sentence-similarity",
-            r"the classes of SetFit \(model_head\.pkl\)",
-        ),
+        (of_setfit, "sentence-similarity", r"the classes of SetFit \(model_head\.pkl\)"),
         (lambda folder, tokenizer: None, "feature-extraction", None),
     ],
 )

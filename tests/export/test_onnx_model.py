@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -200,8 +201,13 @@ RERANKERS = {  # labels, activation of the scores
 }
 
 
-@pytest.mark.parametrize("is_modular", [True, False])
-@pytest.mark.parametrize("name", RERANKERS)
+FAST = ("two of which one", True)
+KINDS_OF_RERANKERS = [
+    pytest.param(*kind, marks=() if kind == FAST else pytest.mark.slow) for kind in product(RERANKERS, (True, False))
+]
+
+
+@pytest.mark.parametrize(("name", "is_modular"), KINDS_OF_RERANKERS)
 def test_a_reranker_gives_the_scores_of_sentence_transformers(tiny_config, tokenizer, tmp_path, name, is_modular):
     """Of all modules, with the default prompt; a problem type of the encoder does not count."""
     num_labels, activation = RERANKERS[name]
@@ -234,7 +240,7 @@ def scores_by_label(found):
     return {entry["label"]: entry["score"] for entry in found}
 
 
-@pytest.mark.parametrize("kinds", [["Pooling"], ["Pooling", "Normalize"]])
+@pytest.mark.parametrize("kinds", [pytest.param(["Pooling"], marks=pytest.mark.slow), ["Pooling", "Normalize"]])
 def test_an_embedding_is_as_long_as_that_of_sentence_transformers(tiny_config, tokenizer, tmp_path, kinds):
     tiny_config.num_hidden_layers = 1
     neobert_hf.NeoBERTModel(tiny_config).save_pretrained(tmp_path / "encoder")
@@ -253,7 +259,7 @@ def test_an_embedding_is_as_long_as_that_of_sentence_transformers(tiny_config, t
         export_model(tmp_path / "saved", tmp_path / "gguf", to="gguf")
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("side", [pytest.param("right", marks=pytest.mark.slow), "left"])
 def test_a_call_warns_once_of_the_texts_and_tokens_that_it_cuts(tiny_config, tokenizer, tmp_path, side):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.model_max_length, tokenizer.truncation_side = 16, side

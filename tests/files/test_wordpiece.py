@@ -149,10 +149,7 @@ def test_a_tokenizer_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert tokenizer_hash(again) == tokenizer_hash(written) and again.model_max_length == 99
     with pytest.raises(FileExistsError, match=r"exists and holds tokenizer.*\.json; choose another folder"):
         write_wordpiece(iter([None]), folder, 400)  # before it reads a text
-    for texts, size, line in (
-        (["", " \n"], 400, "the texts hold no word"),
-        (TEXTS, 5, "vocab_size=5 is out of bounds"),
-    ):
+    for texts, size, line in ((["", " \n"], 400, "the texts hold no word"), (TEXTS, 5, "vocab_size=5 is out of")):
         with pytest.raises(ValueError, match=line):
             write_wordpiece(texts, tmp_path / "refused", size)
 
@@ -163,9 +160,7 @@ def test_a_tokenizer_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(wordpiece.PreTrainedTokenizerFast, "save_pretrained", lambda self, folder: fail(folder))
     with pytest.raises(OSError, match="the disk is full: refused could not be written; no tokenizer was written"):
         write_wordpiece(TEXTS, tmp_path / "refused", 400)
-    assert [file.name for file in tmp_path.iterdir()] == ["new"] and [
-        file.name for file in folder.parent.iterdir()
-    ] == [folder.name]
+    assert [*tmp_path.iterdir()] == [folder.parent] and [*folder.parent.iterdir()] == [folder]
 
 
 def test_the_alphabet_is_bounded_and_its_rarest_characters_are_unknown():

@@ -61,12 +61,8 @@ def test_a_writer_replaces_what_it_wrote_and_nothing_else(tmp_path):
     (tmp_path / "link").symlink_to(a)
     (tmp_path / "broken").symlink_to("nowhere")
     (tmp_path / "folder").mkdir()
-    refused = [
-        (b, "one", ()),
-        (a, "two", ()),
-        (a, "one", [tmp_path / "folder/../a.csv"]),
-        (a, "one", [tmp_path / "link"]),
-    ]
+    inputs = tmp_path / "folder/../a.csv", tmp_path / "link"
+    refused = [(b, "one", ()), (a, "two", ()), *((a, "one", [each]) for each in inputs)]
     for file, writer, inputs in [*refused, *((tmp_path / name, "one", ()) for name in ("link", "broken", "folder"))]:
         with pytest.raises(FileExistsError, match=f"{file.name} exists.*; choose another folder$"):
             check_target(file, writer, inputs=inputs)
@@ -113,10 +109,8 @@ def test_a_folder_is_replaced_only_if_all_that_it_holds_is_replaceable(tmp_path,
             target.write_text("years of work")
 
     for is_meanwhile in (True, False):
-        with (
-            pytest.raises(FileExistsError, match=f"holds {name.rstrip('/')}"),
-            new_folder(folder, replaceable=patterns),
-        ):
+        refusal = pytest.raises(FileExistsError, match=f"holds {name.rstrip('/')}")
+        with refusal, new_folder(folder, replaceable=patterns):
             assert is_meanwhile, "refused before the work"
             hold()
     assert (folder / name).exists() and (folder / "config.json").read_text() == "new"

@@ -16,14 +16,8 @@ from conftest import largest_file, run_main
 from huggingface_hub import ModelCard
 from transformers import BertConfig, BertForMaskedLM
 
-from neobert_hf import (
-    MINI_MODEL_PATH,
-    NeoBERTForMaskedLM,
-    NeoBERTForSequenceClassification,
-    NeoBERTModel,
-    sentence_transformer,
-)
-from neobert_hf.embeddings import open_embedding_model
+from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
+from neobert_hf.embeddings import open_embedding_model, sentence_transformer
 from neobert_hf.embeddings.reranking import open_reranker
 from neobert_hf.export.graphs import load_graph
 from neobert_hf.finetuning import add_head
@@ -56,25 +50,12 @@ def assert_refused(message, model, out, **options):
 # ---------------------------------------------------------------------------------------- what a build may replace
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "thesis.tex",
-        "train.py",
-        "checkpoint-500/optimizer.pt",
-        ".git/HEAD",
-        ".hidden/config.json",
-        "notes.txt",
-        "a.json",
-        "tokens_of_mine.json",
-        "my_config.json",
-        "other.safetensors",
-        "train_neobert.py",
-        "another_model/model.safetensors",
-        "2024_backup/model.safetensors",
-        "training.json",
-    ],
-)
+OF_SOMEONE = ["thesis.tex", "train.py", "checkpoint-500/optimizer.pt", ".git/HEAD", ".hidden/config.json", "notes.txt"]
+OF_SOMEONE += ["a.json", "tokens_of_mine.json", "my_config.json", "other.safetensors", "train_neobert.py"]
+OF_SOMEONE += ["training.json", "another_model/model.safetensors", "2024_backup/model.safetensors"]
+
+
+@pytest.mark.parametrize("name", OF_SOMEONE)
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_file_that_is_no_part_of_a_model_is_not_lost(saved, tmp_path, name, overwrite):
     mine = shutil.copytree(saved, tmp_path / "mine")

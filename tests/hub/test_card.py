@@ -34,10 +34,7 @@ HEADS = {
     "masked": ("NeoBERTForMaskedLM", {}),
     "encoder": ("NeoBERTModel", {}),
     "classifier": ("NeoBERTForSequenceClassification", {"id2label": {0: "good", 1: "bad", 2: HOSTILE}}),
-    "several": (
-        "NeoBERTForSequenceClassification",
-        {"num_labels": 60, "problem_type": "multi_label_classification"},
-    ),
+    "several": ("NeoBERTForSequenceClassification", {"num_labels": 60, "problem_type": "multi_label_classification"}),
     "number": ("NeoBERTForSequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
     "pairs": ("NeoBERTForSequenceClassification", {"id2label": {0: "yes", 1: "no"}}),
     "tagger": ("NeoBERTForTokenClassification", {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}}),
@@ -183,25 +180,14 @@ SCORE = {"dataset": ODD, "dataset_id": ODD, "config": ODD, "split": ODD, "metric
 @pytest.mark.parametrize(
     ("facts", "given"),
     [
-        (
-            {
-                "source": ODD,
-                "datasets": [ODD],
-                "rows": {ODD: 3},
-                "scores": [SCORE],
-                "settings": {ODD: ODD},
-                "remark": ODD,
-            },
-            {},
-        ),
+        ({"source": ODD, "datasets": [ODD], "rows": {ODD: 3}, "scores": [SCORE]}, {}),
+        ({"settings": {ODD: ODD}, "remark": ODD}, {}),
         ({"training": {"license": ODD, "language": [ODD], "hub_model_id": ODD}}, {}),
         ({}, {"model_id": ODD, "license": ODD, "language": [ODD], "example": [ODD]}),
     ],
 )
 @pytest.mark.parametrize("kind", ["masked", "classifier", "adapter"])
-def test_no_character_of_a_card_or_of_its_head_controls_a_terminal_or_reorders_text(
-    folder, tmp_path, kind, facts, given
-):
+def test_no_character_of_a_card_or_its_head_controls_a_terminal_or_reorders(folder, tmp_path, kind, facts, given):
     copied = shutil.copytree(folder / kind, tmp_path / "copied")
     record(copied, **facts)
     write_card(copied, **given)
@@ -211,9 +197,8 @@ def test_no_character_of_a_card_or_of_its_head_controls_a_terminal_or_reorders_t
 
 
 def test_a_card_is_written_again_if_nobody_has_changed_it_or_a_library_made_it(folder, tmp_path):
-    saved = shutil.copytree(
-        folder / next(iter(HEADS)), tmp_path / "saved", ignore=shutil.ignore_patterns("README.md", ".neobert*")
-    )
+    ignore = shutil.ignore_patterns("README.md", ".neobert*")
+    saved = shutil.copytree(folder / next(iter(HEADS)), tmp_path / "saved", ignore=ignore)
     (saved / "README.md").write_text(f"text\n{GENERATED[1]}\n")
     for license in ("mit", "apache-2.0"):
         write_card(saved, license=license)

@@ -169,8 +169,7 @@ def pickled(folder, layout, weights):
 
 
 @pytest.mark.parametrize(
-    "layout",
-    ["state_dict.pt of compiled replicas", "pytorch_model.bin with a shared tensor", "shards", "DeepSpeed"],
+    "layout", ["state_dict.pt of compiled replicas", "pytorch_model.bin with a shared tensor", "shards", "DeepSpeed"]
 )
 def test_pickled_weights_keep_their_bits(base, weights, tmp_path, layout):
     weights = {name: value for name, value in weights.items() if not name.startswith(("dense", "classifier"))}

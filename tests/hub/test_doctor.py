@@ -264,10 +264,7 @@ DAMAGE = {  # what happens to a good folder, and the errors that are found, sepa
     ),
     "an empty file": (write("model.safetensors", ""), "weights-unreadable"),
     "no weights": (remove("model.safetensors"), "weights-unreadable"),
-    "a missing shard": (
-        shards(lambda folder, files: remove(sorted(files.values())[-1])(folder)),
-        "weights-unreadable",
-    ),
+    "a missing shard": (shards(lambda folder, files: remove(sorted(files.values())[-1])(folder)), "weights-unreadable"),
     "shards without their index": (all_of(shards(), remove("model.safetensors.index.json")), "weights-unreadable"),
     "a tensor that its shard lacks": (
         shards(lambda folder, files: weights_of_shard(folder / files[WO], WO)),
@@ -280,10 +277,7 @@ DAMAGE = {  # what happens to a good folder, and the errors that are found, sepa
     "an index that leaves the folder": (shards(leave_the_folder), "weights-unreadable"),
     "a link out of the folder": (link("chat_template.jinja", "/etc/hosts"), "link"),
     # config
-    "no quantization, and a missing tensor": (
-        all_of(config(quantization_config=None), without(WO)),
-        "tensors-missing",
-    ),
+    "no quantization, and a missing tensor": (all_of(config(quantization_config=None), without(WO)), "tensors-missing"),
     "an empty quantization, and integers": (all_of(config(quantization_config={}), INTEGERS), "dtype"),
     "a quantization that is a list": (config(quantization_config=[]), "config-invalid"),
     "a dtype that is a list": (config(dtype=[]), "config-invalid"),
@@ -331,10 +325,7 @@ DAMAGE = {  # what happens to a good folder, and the errors that are found, sepa
     "a tokenizer without its vocabulary": (remove("tokenizer.json"), "tokenizer-missing"),
     # embedding models
     "NaN in an embedding model": (embedding(put(WO.removeprefix("model."), torch.nan)), "nan"),
-    "a pickled module": (
-        embedding(lambda folder: torch.save({}, folder / "1_Pooling/pytorch_model.bin")),
-        "pickle",
-    ),
+    "a pickled module": (embedding(lambda folder: torch.save({}, folder / "1_Pooling/pytorch_model.bin")), "pickle"),
     "modules that are a string": (embedding(write("modules.json", '"x"')), "modules"),
     "settings that are a list": (embedding(write("config_sentence_transformers.json", "[]")), "modules"),
     "an adapter without its base": (

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,7 @@ from transformers import (
     pipeline,
 )
 
-pytest.importorskip(
-    "sentence_transformers", reason="the mini model embeds by sentence-transformers (pip install -e .[embed])"
-)
+pytest.importorskip("sentence_transformers", reason="the mini model needs pip install -e .[embed]")
 
 from sentence_transformers import SentenceTransformer
 
@@ -144,8 +143,13 @@ FROZEN = {
 }
 
 
-@pytest.mark.parametrize("learning_rate", [2e-5, 5e-4])
-@pytest.mark.parametrize("name", FROZEN)
+FAST = ("SentenceTransformer", 5e-4)
+TRAININGS = [
+    pytest.param(*case, marks=() if case == FAST else pytest.mark.slow) for case in product(FROZEN, (2e-5, 5e-4))
+]
+
+
+@pytest.mark.parametrize(("name", "learning_rate"), TRAININGS)
 def test_a_training_keeps_the_vector_of_the_empty_text_and_what_it_saves_opens_equal(name, learning_rate, tmp_path):
     """Near 0, the weights of [CLS] and [SEP] changed their signs in a few steps, and stock modules save no trained weights."""
     from datasets import Dataset
@@ -187,10 +191,7 @@ def test_other_tools_find_pooling_width_and_names_where_they_look():
     read = {str(file.relative_to(FOLDER)): json.loads(file.read_text("utf-8")) for file in FOLDER.rglob("*.json")}
     pooling = read["1_Pooling/config.json"]
     assert [name for name, value in pooling.items() if value is True] == ["pooling_mode_mean_tokens", "include_prompt"]
-    modules = [
-        (module["path"], module["type"].removeprefix("sentence_transformers.models."))
-        for module in read["modules.json"]
-    ]
+    modules = [(module["path"], module["type"].rpartition(".models.")[2]) for module in read["modules.json"]]
     expected = [("", "Transformer"), ("0_Dense", "Dense"), ("0_WordWeights", "WordWeights"), ("1_Pooling", "Pooling")]
     assert modules == expected
     assert read["sentence_bert_config.json"] == {"max_seq_length": 128, "do_lower_case": False}
@@ -207,9 +208,8 @@ def test_the_code_in_the_folder_is_that_of_the_package(tmp_path):
     assert saved and saved == {file.name: file.read_text("utf-8") for file in FOLDER.glob("*.py")}
     assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == AutoConfig.from_pretrained(FOLDER).auto_map
     if (FOLDER.parents[2] / ".git").exists():
-        listed = subprocess.run(
-            ["git", "ls-files", "-s", FOLDER], cwd=FOLDER, capture_output=True, text=True, check=True
-        )
+        command = ["git", "ls-files", "-s", FOLDER]
+        listed = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True)
         modes = {line.split()[0] for line in listed.stdout.splitlines() if line.endswith(".py")}
         assert modes == {"120000"}  # of a link
 

@@ -109,11 +109,7 @@ def test_auto_depends_on_devices_dtype_and_head_width(gpus, devices, dtype, head
     ("name", "situation", "message"),
     [
         ("torch_varlen", (AMPERE, FLOAT32, 64, True), "supports float16 or bfloat16, not torch.float32"),
-        (
-            "torch_varlen",
-            (TURING, FLOAT16, 64, True),
-            "at least 8.0 for torch.float16, but cuda:0 has 7.5",
-        ),
+        ("torch_varlen", (TURING, FLOAT16, 64, True), "at least 8.0 for torch.float16, but cuda:0 has 7.5"),
         ("torch_varlen", (CPU, BFLOAT16, 64, True), "runs on CUDA, not on cpu"),
         ("torch_varlen", (AMPERE, BFLOAT16, 64, False), "supports packed sequences only"),
         ("flash_attention_2", (AMPERE, FLOAT32, 64, True), "supports float16 or bfloat16"),
@@ -408,20 +404,9 @@ def flash_results(wide_checkpoint, inputs, tmp_path_factory):
     tensors = {"packed": packed["input_ids"], "boundaries": packed["cu_seq_lens_q"]}
     save_file({**tensors, "padded": inputs["padded"]["input_ids"]}, folder / "inputs.safetensors")
     path = os.pathsep.join(map(str, (STAND_INS, SOURCE.parent, *Path(__file__).parents[:2])))
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            FLASH_SCRIPT,
-            wide_checkpoint[1],
-            folder / "inputs.safetensors",
-            folder,
-            *SUPPORTED_FLASH,
-        ],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    command = [sys.executable, "-c", FLASH_SCRIPT, wide_checkpoint[1], folder / "inputs.safetensors", folder]
+    options = dict(capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    process = subprocess.run([*command, *SUPPORTED_FLASH], **options)
     assert process.returncode == 0, process.stderr[-3000:]
     return {name: load_file(folder / f"{name}.safetensors") for name in SUPPORTED_FLASH}
 
@@ -429,7 +414,7 @@ def flash_results(wide_checkpoint, inputs, tmp_path_factory):
 @pytest.mark.compat
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUPPORTED_FLASH)
-def test_flash_attention_agrees_with_the_oracle_through_transformers(
+def test_flash_attention_of_transformers_agrees_with_the_oracle(
     flash_results, wide_checkpoint, documents, inputs, name
 ):
     check(flash_results[name], wide_checkpoint, documents, inputs)
@@ -520,17 +505,13 @@ def test_a_cached_kernel_without_the_package_kernels_is_named_in_a_warning(hub_c
 
 
 @pytest.mark.compat
-def test_a_kernel_of_the_hub_that_is_named_is_loaded_and_called_by_transformers(
-    hub_cache, wide_checkpoint, inputs, monkeypatch
-):
+def test_a_named_kernel_of_the_hub_is_called_by_transformers(hub_cache, wide_checkpoint, inputs, monkeypatch):
     name, asked = "kernels-community/flash-attn3", []
     write_kernel(hub_cache, 3, "named")
     kernel = load_from_folder(next(hub_cache.glob("*/snapshots/*")))
     for available, value in {"is_kernels_available": lambda: True, "_kernels_available": True}.items():
         monkeypatch.setattr(hub_kernels, available, value, raising=False)
-    monkeypatch.setattr(
-        hub_kernels, "get_kernel", lambda repository, **_: asked.append(repository) or kernel, raising=False
-    )
+    monkeypatch.setattr(hub_kernels, "get_kernel", lambda name, **_: asked.append(name) or kernel, raising=False)
     monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None, raising=False)
     load = partial(NeoBERTForMaskedLM.from_pretrained, wide_checkpoint[1], dtype=BFLOAT16)
     with mock.patch.dict(AttentionInterface._global_mapping), mock.patch.dict(AttentionMaskInterface._global_mapping):

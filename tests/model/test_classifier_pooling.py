@@ -58,9 +58,8 @@ def batches():
     documents = [random_ids(n, seed=n) for n in LENGTHS]
     pad = torch.nn.utils.rnn.pad_sequence
     right, mask = pad(documents, True), pad([torch.ones(n).long() for n in LENGTHS], True)
-    left, left_mask = (
-        pad([x.flip(0) for x in rows], True).flip(1) for rows in (documents, [torch.ones(n).long() for n in LENGTHS])
-    )
+    ones = [torch.ones(n).long() for n in LENGTHS]
+    left, left_mask = (pad([x.flip(0) for x in rows], True).flip(1) for rows in (documents, ones))
     row, lengths = torch.cat(documents)[None], torch.tensor(LENGTHS)
     marks = {
         "cu_seq_lens_q": F.pad(lengths.cumsum(0), (1, 0)).int(),

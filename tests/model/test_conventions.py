@@ -206,9 +206,8 @@ class Server:
         assert config.get_text_config() is config
         self.replace(self.model)
         self.model.set_input_embeddings(Served(self.model.get_input_embeddings(), lambda ids, weight: weight[ids]))
-        self.model.load_state_dict(
-            {name.removeprefix("model."): x for name, x in weights.items() if "decoder" not in name}
-        )
+        encoder = {name.removeprefix("model."): x for name, x in weights.items() if "decoder" not in name}
+        self.model.load_state_dict(encoder)
         assert not any(parameter.is_meta for parameter in self.model.parameters())
 
         modules = [module for module in self.model.modules() if hasattr(module, "layer_idx")]

@@ -90,9 +90,7 @@ def test_an_intel_processor_whose_amx_is_hidden_uses_float32(monkeypatch, capabi
         ("mps", None, torch.float32),  # not measured
     ],
 )
-def test_gpus_before_ampere_use_float16_later_ones_bfloat16_and_others_float32(
-    monkeypatch, device, capability, expected
-):
+def test_gpus_before_ampere_use_float16_later_ones_bfloat16_others_float32(monkeypatch, device, capability, expected):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert neobert_hf.best_dtype(device) == expected
 

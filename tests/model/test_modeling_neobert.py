@@ -201,9 +201,7 @@ def test_a_last_block_that_computes_only_what_the_head_reads_changes_neither_los
 @pytest.mark.parametrize("dtype, bounds", [(torch.float32, FLOAT32), (torch.bfloat16, dict(rtol=3e-2, atol=3e-2))])
 @pytest.mark.parametrize("makes_copy", [False, True], ids=["", "copy"])
 @pytest.mark.parametrize("head", HEADS)
-def test_in_inference_the_logits_of_selected_tokens_are_those_of_all_tokens(
-    tiny_config, batch, head, makes_copy, dtype, bounds
-):
+def test_in_inference_logits_of_selected_tokens_are_those_of_all(tiny_config, batch, head, makes_copy, dtype, bounds):
     model, labels = head_of(head, tiny_config, batch)
     model = model.to(dtype).eval()
     if makes_copy:
@@ -217,9 +215,7 @@ def test_in_inference_the_logits_of_selected_tokens_are_those_of_all_tokens(
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_the_products_after_the_last_attention_see_only_the_tokens_that_the_head_reads(
-    tiny_config, batch, head, monkeypatch
-):
+def test_the_products_after_the_last_attention_see_only_what_the_head_reads(tiny_config, batch, head, monkeypatch):
     model, labels = head_of(head, tiny_config, batch)
     rows, forward = {}, torch.nn.Linear.forward  # a hook on a layer would make the block compute all tokens
     names = {module: name for name, module in model.model.transformer_encoder.named_modules()}
@@ -333,9 +329,8 @@ def test_float64_embeddings_may_feed_a_model_of_another_dtype(model, model_dtype
         found = model(inputs_embeds=embeddings.double()).last_hidden_state
     assert found.dtype == model_dtype
     # bf16: the residual stream is rounded in one and not in the other
-    torch.testing.assert_close(
-        found, wanted, **(FLOAT32 if model_dtype == torch.float32 else dict(rtol=0.05, atol=0.05))
-    )
+    bounds = FLOAT32 if model_dtype == torch.float32 else dict(rtol=0.05, atol=0.05)
+    torch.testing.assert_close(found, wanted, **bounds)
 
 
 def test_token_types_are_accepted_and_ignored(model, batch):
@@ -401,9 +396,7 @@ WRONG_LABELS = [
 
 
 @pytest.mark.parametrize(("model_class", "labels", "message"), WRONG_LABELS)
-def test_labels_of_the_wrong_shape_are_refused_and_set_no_problem_type(
-    tiny_config, batch, model_class, labels, message
-):
+def test_labels_of_a_wrong_shape_are_refused_and_set_no_problem_type(tiny_config, batch, model_class, labels, message):
     model, ids = model_class(tiny_config), batch["padded"]["input_ids"]
     with pytest.raises(ValueError, match=message):
         model(ids, labels=labels)
@@ -484,9 +477,8 @@ def test_data_parallel_replicas_give_the_output_of_the_model(model_class, tiny_c
     """Trainer without a launcher uses nn.DataParallel on several GPUs; here copies on the CPU stand for the replicas."""
     copies = lambda tensors, devices, detach: [[tensor.clone() for tensor in tensors] for _ in devices]  # noqa: E731
     monkeypatch.setattr(sys.modules["torch.nn.parallel.replicate"], "_broadcast_coalesced_reshape", copies)
-    monkeypatch.setattr(
-        scatter_gather.Gather, "apply", lambda device, dim, *parts: torch.cat([*map(torch.atleast_1d, parts)])
-    )
+    gather = lambda device, dim, *parts: torch.cat([*map(torch.atleast_1d, parts)])  # noqa: E731
+    monkeypatch.setattr(scatter_gather.Gather, "apply", gather)
     tiny_config.sparse_prediction = True
     model = model_class(tiny_config).eval()
     rows = {name: batch["padded"][name] for name in ("input_ids", "attention_mask")}

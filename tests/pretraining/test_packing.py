@@ -281,9 +281,8 @@ def test_each_pass_masks_the_same_rows_anew(tokenizer):
 
 def test_workers_draw_other_masks():
     """Rows of the same number in two workers must not be masked alike."""
-    stream = PackedStream(
-        datasets.IterableDataset.from_generator(documents_of, gen_kwargs={"lengths": [8] * 40}), 16, seed=3
-    )
+    documents = datasets.IterableDataset.from_generator(documents_of, gen_kwargs={"lengths": [8] * 40})
+    stream = PackedStream(documents, 16, seed=3)
     for num_workers in (0, 2):
         rows = list(DataLoader(stream, batch_size=None, num_workers=num_workers))
         assert len(rows) == len({row["mask_seed"] for row in rows}) == 20

@@ -21,7 +21,7 @@ from neobert_hf.runs.folders import LOCK, last_complete_checkpoint, lock_run
     "options",
     [
         {},
-        {"optimizer": "muon", "schedule": "wsd", "mask_rate": [0.3, 0.15, 0.05]},
+        pytest.param({"optimizer": "muon", "schedule": "wsd", "mask_rate": [0.3, 0.15, 0.05]}, marks=pytest.mark.slow),
         pytest.param({"streaming": True, "dataloader_num_workers": 1}, marks=pytest.mark.slow),
     ],
 )

@@ -88,19 +88,16 @@ def test_batch_and_accumulation_give_the_same_step(tiny_config, masked_rows, tmp
         assert abs(float(other_loss) - float(loss)) < 1e-4  # some versions log four digits
         for name, parameter in parameters.items():
             # the step is 0.05 times the gradient, so this is 1e-5 on the gradient
-            torch.testing.assert_close(
-                other_parameters[name], parameter, rtol=0, atol=5e-7, msg=lambda m, n=name: f"{n}: {m}"
-            )
+            found = other_parameters[name]
+            torch.testing.assert_close(found, parameter, rtol=0, atol=5e-7, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_config, tokenizer, tmp_path):
     """Tensors that several processes gather for `compute_metrics` must have one shape; Trainer pads the labels to one shape."""
     tiny_config.sparse_prediction = True
     model = NeoBERTForMaskedLM(tiny_config)
-    rows = [
-        {"input_ids": ids}
-        for ids in tokenizer(["the quick brown fox jumps", "a dog sleeps by the sea"] * 4)["input_ids"]
-    ]
+    texts = ["the quick brown fox jumps", "a dog sleeps by the sea"] * 4
+    rows = [{"input_ids": ids} for ids in tokenizer(texts)["input_ids"]]
     collator, seen = PackedMLMCollator(tokenizer, batch_format="padded", seed=0, mlm_probability=0.5), []
     trainer = Trainer(
         model,
@@ -111,10 +108,8 @@ def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_c
         preprocess_logits_for_metrics=predicted_tokens,
     )
     trainer.evaluate()
-    (predictions, labels), collator = (
-        seen[0],
-        PackedMLMCollator(tokenizer, batch_format="padded", seed=0, mlm_probability=0.5),
-    )
+    ((predictions, labels),) = seen
+    collator = PackedMLMCollator(tokenizer, batch_format="padded", seed=0, mlm_probability=0.5)
     assert predictions.shape == labels.shape
     model.config.sparse_prediction = False
     for start in (0, 4):
@@ -123,8 +118,7 @@ def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_c
             wanted = model(**batch).logits.argmax(-1).where(batch["labels"] != -100, -100)
         found = torch.from_numpy(predictions[start : start + 4])[:, : wanted.shape[1]]
         assert torch.equal(found, wanted)
-        padded = torch.nn.functional.pad(
-            batch["labels"], (0, 3), value=-100
-        )  # Trainer pads to the longest row of all processes
+        # Trainer pads to the longest row of all processes
+        padded = torch.nn.functional.pad(batch["labels"], (0, 3), value=-100)
         logits = model(**batch).logits[batch["labels"] != -100]
         assert torch.equal(predicted_tokens(logits, padded)[:, :-3], wanted)

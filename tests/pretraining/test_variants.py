@@ -219,14 +219,8 @@ def test_a_run_resumes_bitwise_and_only_with_its_model(corpus, tmp_path):
     set_back(tmp_path, step=4)
     refusal = "belongs to another run:.* model was alibi.AlibiForMaskedLM and is no_positions.NoPositionsForMaskedLM"
     with pytest.raises(ValueError, match=refusal):
-        overrides = overrides.replace(",alibi_exponent=4", "")
-        run(
-            corpus,
-            tmp_path,
-            NoPositionsForMaskedLM,
-            **options | {"config_overrides": overrides},
-            resume_from_checkpoint="last",
-        )
+        other = options | {"config_overrides": overrides.replace(",alibi_exponent=4", "")}
+        run(corpus, tmp_path, NoPositionsForMaskedLM, **other, resume_from_checkpoint="last")
     assert run(corpus, tmp_path, AlibiForMaskedLM, **options, resume_from_checkpoint="last") == whole
     summary = json.loads((tmp_path / "training_summary.json").read_text())
     assert summary["model"] == "alibi.AlibiForMaskedLM" and summary["config"]["alibi_exponent"] == 4
@@ -287,7 +281,7 @@ class WithStockConfig(NeoBERTForMaskedLM):
     encoder_class = GegluModel
 
 
-def with_replaced_layers(config):
+def with_other_layers(config):
     """A stock model whose feed-forward layers its class does not make."""
     model = NeoBERTForMaskedLM(config)
     for block in model.model.transformer_encoder:
@@ -352,22 +346,10 @@ Unsaved = type("Unsaved", (GegluForMaskedLM,), {"__module__": "__main__"})
 @pytest.mark.parametrize(
     ("model", "changes", "words"),
     [
-        (
-            WithStockConfig,
-            {},
-            "model=WithStockConfig has the model_type 'neobert', .* give it a config_class with another",
-        ),
-        (
-            with_replaced_layers,
-            {},
-            "model is a NeoBERTForMaskedLM with modules that .* write a subclass that makes these",
-        ),
+        (WithStockConfig, {}, "model=WithStockConfig has the model_type 'neobert', .* give it a config_class with"),
+        (with_other_layers, {}, "model is a NeoBERTForMaskedLM with modules that .* write a subclass that makes"),
         (Unsaved, {}, "model=Unsaved is defined in the script itself, .* define it in another file and import it"),
-        (
-            BertForMaskedLM,
-            {},
-            "model=BertForMaskedLM is no NeoBERT and may not keep packed documents apart; choose batch_fo",
-        ),
+        (BertForMaskedLM, {}, "model=BertForMaskedLM is no NeoBERT and may not keep packed documents apart; choose"),
         (
             GegluForMaskedLM,
             {"architecture": "roberta-prelayernorm", "batch_format": "padded"},
@@ -375,9 +357,7 @@ Unsaved = type("Unsaved", (GegluForMaskedLM,), {"__module__": "__main__"})
         ),
     ],
 )
-def test_a_model_that_would_not_load_or_mix_documents_is_refused_in_one_line(
-    model, changes, words, tokenizer, tmp_path
-):
+def test_a_model_that_would_not_load_or_would_mix_documents_is_refused(model, changes, words, tokenizer, tmp_path):
     recipe = PretrainingArguments(output_dir=str(tmp_path), use_cpu=True, **changes).to_recipe()
     with pytest.raises(ValueError, match=words) as error:
         made = build_model(recipe, tokenizer, "hidden_size=64,num_hidden_layers=1,num_attention_heads=2", model)
@@ -445,9 +425,7 @@ def test_a_saved_folder_names_the_classes_of_its_file_and_imports_nothing_of_the
 def unregistered(monkeypatch):
     """Auto classes without the classes that other tests, and the snippets of the page, have registered."""
     for mapping in (CONFIG_MAPPING, AutoModelForSequenceClassification._model_mapping):
-        known = {
-            key: value for key, value in mapping._extra_content.items() if key not in ("geglu_neobert", GegluConfig)
-        }
+        known = {key: x for key, x in mapping._extra_content.items() if key not in ("geglu_neobert", GegluConfig)}
         monkeypatch.setattr(mapping, "_extra_content", known)
 
 

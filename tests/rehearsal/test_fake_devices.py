@@ -45,11 +45,7 @@ STAND_INS = (*FLASH, "xformers")
 HALF_ONLY = (*FLASH, "torch_varlen")
 PACKED_ONLY = (*HALF_ONLY, "xformers")
 READS_BOUNDARIES = HALF_ONLY
-ON_DEVICE = {
-    "cuda": ("sdpa", "eager", "torch_varlen", *STAND_INS),
-    "mps": ("sdpa", "eager"),
-    "xpu": ("sdpa", "eager"),
-}
+ON_DEVICE = {"cuda": ("sdpa", "eager", "torch_varlen", *STAND_INS), "mps": ("sdpa", "eager"), "xpu": ("sdpa", "eager")}
 
 HEADS = {
     "encoder": (neobert_hf.NeoBERTModel, {}),
