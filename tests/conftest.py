@@ -166,6 +166,14 @@ def model(checkpoint):
 
 
 @pytest.fixture
+def saved(model, tokenizer, tmp_path):
+    """A folder with the tiny masked language model as save_pretrained writes it, with a tokenizer."""
+    model.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+@pytest.fixture
 def tiny_config():
     keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     return neobert_hf.NeoBERTConfig(**{key: CONFIG[key] for key in keys}, max_position_embeddings=64)

@@ -1,6 +1,5 @@
 """ONNX and OpenVINO files compute what the oracle, sentence-transformers and torch compute; a failed export leaves nothing."""
 
-import copy
 import json
 import os
 import re
@@ -508,22 +507,6 @@ def test_an_interruption_and_a_full_disk_are_one_error_and_leave_nothing(write, 
     assert sorted(os.listdir(tmp_path)) == ["out", "saved"] and not os.listdir(tmp_path / "out")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("factor", [1 + 1e-4, np.nan])
-def test_a_file_that_differs_from_torch_is_refused_and_nothing_is_left(factor, saved, tmp_path, monkeypatch):
-    write = exporting.write_onnx
-
-    def write_another(graph, file):
-        another = copy.deepcopy(graph)
-        another.model.decoder.weight.data *= factor
-        write(another, file)
-
-    monkeypatch.setattr(exporting, "write_onnx", write_another)
-    with pytest.raises(ValueError, match=r"model\.onnx differs from torch"):
-        export_model(saved, tmp_path / "out")
-    assert os.listdir(tmp_path) == ["saved"]
-
-
 @pytest.mark.parametrize("kind, allowed, refused", [("float32", 0.5e-5, 2e-5), ("float16", 1.5e-2, 6e-2)])
 def test_the_limit_of_float_files_is_an_error_over_the_largest_value(saved, kind, allowed, refused):
     """1e-5 in float32, where sums in another order differ by 1e-6; 3e-2 in float16, where torch itself reaches 1e-2."""
@@ -535,8 +518,9 @@ def test_the_limit_of_float_files_is_an_error_over_the_largest_value(saved, kind
 
     largest = max(np.abs(wanted[0]).max() for _, wanted in reference.batches.values())
     reference.check(saved / "model.onnx", shifted(allowed), kind)
-    with pytest.raises(ValueError, match=r"model\.onnx differs from torch by .* of the largest value"):
-        reference.check(saved / "model.onnx", shifted(refused), kind)
+    for share in (refused, np.nan):
+        with pytest.raises(ValueError, match=r"model\.onnx differs from torch by .* of the largest value"):
+            reference.check(saved / "model.onnx", shifted(share), kind)
 
 
 @pytest.mark.parametrize("words", [SENTENCE, "მზე და მთვარე ზღვა მთა ხე სახლი წყალი ცა"])

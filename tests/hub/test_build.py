@@ -27,14 +27,6 @@ from neobert_hf.runs.record import GENERATED
 build_module = importlib.import_module("neobert_hf.hub.build")
 
 
-@pytest.fixture
-def saved(model, tokenizer, tmp_path):
-    """The tiny masked language model as save_pretrained writes it, with a tokenizer."""
-    model.save_pretrained(tmp_path / "saved")
-    tokenizer.save_pretrained(tmp_path / "saved")
-    return tmp_path / "saved"
-
-
 def contents(folder):
     return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 

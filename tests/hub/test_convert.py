@@ -28,14 +28,6 @@ IDS = torch.tensor([[5, 6, 7, 8, 9]])
 
 
 @pytest.fixture
-def saved(model, tokenizer, tmp_path):
-    """The tiny masked language model as save_pretrained writes it, with a tokenizer."""
-    model.save_pretrained(tmp_path / "saved")
-    tokenizer.save_pretrained(tmp_path / "saved")
-    return tmp_path / "saved"
-
-
-@pytest.fixture
 def base(saved):
     """A folder with config and tokenizer, without weights."""
     folder = saved.with_name("base")

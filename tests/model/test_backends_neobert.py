@@ -10,7 +10,6 @@ import json
 import math
 import os
 import socket
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,6 @@ from conftest import packed_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
-from safetensors.torch import load_file
 from stand_ins.xformers import ops as xformers_ops
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, modeling_flash_attention_utils
 from transformers.integrations import hub_kernels
@@ -41,11 +39,7 @@ from neobert_hf.model.attention_neobert import attend_sdpa, to_device
 from neobert_hf.model.backends_neobert import BACKENDS, Situation, choose_backend
 from neobert_hf.model.machine_neobert import attention_devices, onednn_is_best
 
-SOURCE = Path(attention_neobert.__file__).parents[1]
 STAND_INS = Path(__file__).parents[1].joinpath("stand_ins")
-FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
-# transformers 4 and 5.0 do not support FlashAttention 4
-SUPPORTED_FLASH = [name for name in FLASH if hasattr(transformers.utils, f"is_flash_attn_{name[-1]}_available")]
 CAPABILITIES = {0: (7, 5), 1: (8, 0), 2: (9, 0), 3: (10, 0)}  # Turing, Ampere, Hopper, Blackwell
 TURING, AMPERE, HOPPER, BLACKWELL = (torch.device("cuda", index) for index in CAPABILITIES)
 CPU, MPS = torch.device("cpu"), torch.device("mps")
@@ -362,62 +356,6 @@ def test_xformers_agrees_with_the_oracle(wide_checkpoint, documents, inputs, mon
     allow_on_cpu(monkeypatch, "xformers")
     model = NeoBERTForMaskedLM.from_pretrained(wide_checkpoint[1], dtype=FLOAT64, attn_implementation="xformers").eval()
     check(run(model, inputs), wide_checkpoint, documents, inputs)
-
-
-FLASH_SCRIPT = """
-import sys, torch
-torch.cuda.is_available = lambda: True               # else transformers does not search for FlashAttention
-torch.version.cuda = torch.version.cuda or "13.0"    # transformers 4 asks for it
-torch.cuda.get_device_capability = lambda device=None: (9, 0)
-from safetensors.torch import load_file, save_file
-from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.model.backends_neobert import BACKENDS, Situation, choose_backend
-import flash_attn, flash_attn.cute, flash_attn_interface
-from test_backends_neobert import run
-
-folder, inputs, out, *names = sys.argv[1:]
-situation = Situation((torch.device("cuda", 0),), torch.bfloat16, 16, is_packed=True)
-assert choose_backend("auto", situation) == "flash_attention_3"
-assert all(BACKENDS[name].is_installed() for name in names)
-tensors = load_file(inputs)
-inputs = {
-    "packed": {"input_ids": tensors["packed"], "cu_seq_lens_q": tensors["boundaries"], "max_length_q": 16},
-    "padded": {"input_ids": tensors["padded"], "attention_mask": (tensors["padded"] != 0).long()},
-}
-modules = dict(zip(names, (flash_attn, flash_attn_interface, flash_attn.cute)))
-for name in names:
-    # the kernels refuse the CPU and float64, the stand-ins accept both
-    BACKENDS[name] = BACKENDS[name]._replace(devices=("cpu",), capabilities={})
-    model = NeoBERTForMaskedLM.from_pretrained(folder, dtype=torch.float64, attn_implementation=name).eval()
-    save_file(run(model, inputs), f"{out}/{name}.safetensors")
-    assert modules[name].num_calls == 2 * model.config.num_hidden_layers, (name, modules[name].num_calls)
-"""
-
-
-@pytest.fixture(scope="module")
-def flash_results(wide_checkpoint, inputs, tmp_path_factory):
-    """Results of three FlashAttention versions, from a process in which the stand-ins are installed as packages."""
-    from safetensors.torch import save_file
-
-    folder = tmp_path_factory.mktemp("flash")
-    packed = inputs["packed"]
-    tensors = {"packed": packed["input_ids"], "boundaries": packed["cu_seq_lens_q"]}
-    save_file({**tensors, "padded": inputs["padded"]["input_ids"]}, folder / "inputs.safetensors")
-    path = os.pathsep.join(map(str, (STAND_INS, SOURCE.parent, *Path(__file__).parents[:2])))
-    command = [sys.executable, "-c", FLASH_SCRIPT, wide_checkpoint[1], folder / "inputs.safetensors", folder]
-    options = dict(capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
-    process = subprocess.run([*command, *SUPPORTED_FLASH], **options)
-    assert process.returncode == 0, process.stderr[-3000:]
-    return {name: load_file(folder / f"{name}.safetensors") for name in SUPPORTED_FLASH}
-
-
-@pytest.mark.compat
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SUPPORTED_FLASH)
-def test_flash_attention_of_transformers_agrees_with_the_oracle(
-    flash_results, wide_checkpoint, documents, inputs, name
-):
-    check(flash_results[name], wide_checkpoint, documents, inputs)
 
 
 # ---------------------------------------------------------------------------------------- prebuilt kernels of the Hub

@@ -27,14 +27,6 @@ PACKAGE = Path(neobert_hf.__file__).parent / "model"
 CODE_FILES = {file.name for file in PACKAGE.glob("*_neobert.py")}
 
 
-@pytest.fixture
-def saved(model, tokenizer, tmp_path):
-    """The tiny masked language model as save_pretrained writes it, with a tokenizer."""
-    model.save_pretrained(tmp_path / "saved")
-    tokenizer.save_pretrained(tmp_path / "saved")
-    return tmp_path / "saved"
-
-
 def tensor_names(folder):
     with safe_open(folder / "model.safetensors", "pt") as file:
         return set(file.keys())

@@ -382,19 +382,6 @@ def test_the_host_waits_once_for_the_device(model, monkeypatch, form):
     assert device.copies == 1 and not device.waits
 
 
-def test_sparse_prediction_waits_for_its_labels_before_the_last_block(model, monkeypatch):
-    ids, mask = random_ids(3, 7), torch.ones(3, 7, dtype=torch.long)
-    mask[1, 4:] = 0
-    labels = ids.masked_fill((mask == 0) | (ids % 3 > 0), -100)
-    model.train().config.sparse_prediction = True
-    at_blocks = []
-    with WaitsForDevice(monkeypatch) as device:
-        for block in model.model.transformer_encoder[:-1]:
-            block.register_forward_hook(lambda *_: at_blocks.append(list(device.waits)))
-        model(ids, attention_mask=mask, labels=labels).loss.backward()
-    assert device.copies == 1 and at_blocks == [[], []] and device.waits == ["nonzero"]
-
-
 @pytest.fixture
 def varlen(monkeypatch):
     """`torch_varlen` on the CPU, in standard operations that read the boundaries without synchronisation."""
