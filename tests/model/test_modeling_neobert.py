@@ -318,6 +318,14 @@ def test_states_that_were_not_requested_are_freed(model, batch):
     assert max(alive) <= 2
 
 
+def test_return_dict_false_gives_tuples(model, batch):
+    loss, logits = model(**batch["padded"], return_dict=False)
+    wanted = model(**batch["padded"])
+    assert torch.equal(loss, wanted.loss) and torch.equal(logits, wanted.logits)
+    model.config.return_dict = False
+    assert isinstance(model(**batch["padded"]), tuple)
+
+
 @pytest.mark.parametrize("model_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", [5, 70])  # short and long sequences have other kernels
 def test_float64_embeddings_may_feed_a_model_of_another_dtype(model, model_dtype, length):
