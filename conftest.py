@@ -37,7 +37,7 @@ from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.model.layout_neobert import Boundaries
 from neobert_hf.model.plan_neobert import make_plan
 
-GOLDEN = Path(__file__).with_name("golden")
+GOLDEN = Path(__file__).with_name("tests") / "golden"
 
 SENTENCE = "the quick brown fox jumps over lazy dog and then it sleeps in a warm red house by old sea"
 
