@@ -390,6 +390,10 @@ def test_scores_beyond_the_range_of_the_exponential_are_shifted(shift):
     # keys and scores of the size of `shift` are rounded, and an error of a score becomes a factor of a weight
     rounding = 4 * abs(shift) * torch.finfo(BFLOAT16).eps
     assert rounding > 1 or largest_error(actual, wanted) < rounding
+    shifted_scores[1][0, 1, 0] = torch.nan  # which stays in its sequence and its head
+    with_nan = kernels_neobert.tiled_attention(*shifted_scores, lengths)
+    assert with_nan[:length, 1].isnan().all() and torch.equal(with_nan[:, 0], before[:, 0])
+    assert torch.equal(with_nan[length:], before[length:])
 
 
 @settings(max_examples=30, deadline=None)
