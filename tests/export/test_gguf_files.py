@@ -320,11 +320,7 @@ def test_llama_cpp_computes_token_states_and_vectors(tmp_path, reference, tokeni
     ids, states = rows_of(expected, "last_hidden_state")
     limit = 1e-5 * max(np.abs(state).max() for state in states)
     assert largest_difference(in_llama_cpp(file, ids, "NONE"), states) < limit
-    pooled = {
-        "UNSPECIFIED": lambda state: state.mean(0),
-        "CLS": lambda state: state[0],
-        "LAST": lambda state: state[-1],
-    }
+    pooled = {"UNSPECIFIED": lambda row: row.mean(0), "CLS": lambda row: row[0], "LAST": lambda row: row[-1]}
     for name, pool in pooled.items():
         found = in_llama_cpp(file, ids, name)
         assert largest_difference(found, [pool(state) for state in states]) < limit

@@ -70,12 +70,10 @@ def test_parquet_gives_the_columns_that_are_asked_for(tmp_path):
         list(read_texts(file, "body"))
 
 
-@given(
-    st.lists(
-        st.lists(st.text(st.characters(exclude_characters="\t\r\n\0", codec="utf-8")), min_size=2, max_size=2),
-        min_size=1,
-    )
-)
+FIELDS = st.text(st.characters(exclude_characters="\t\r\n\0", codec="utf-8"))
+
+
+@given(st.lists(st.lists(FIELDS, min_size=2, max_size=2), min_size=1))
 def test_a_tab_separated_file_keeps_every_character_but_tabs_line_ends_and_nul(tmp_path_factory, rows):
     file = tmp_path_factory.mktemp("tsv") / "rows.tsv"
     file.write_text("a\tb\n" + "".join("\t".join(row) + "\n" for row in rows), "utf-8", newline="\n")

@@ -287,9 +287,3 @@ def test_a_damaged_folder_gets_no_card(folder, tmp_path, name, content, message)
     (copied / name).write_text(content) if content else os.mkfifo(copied / name)
     with pytest.raises(ValueError, match=message):
         write_card(copied)
-
-
-def test_the_card_of_the_mini_model_is_valid():
-    card = ModelCard.load(MINI / "README.md")
-    assert (card.data.license, card.data.language, card.data.pipeline_tag) == ("mit", "en", "sentence-similarity")
-    assert card.data.eval_results

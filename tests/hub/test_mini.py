@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
@@ -64,6 +65,9 @@ def test_identifiers_are_words_for_the_shipped_tokenizer_in_every_version_of_tra
 
 def test_the_card_states_the_measured_results_and_no_local_paths():
     card, summary = (FOLDER / "README.md").read_text("utf-8"), (FOLDER / "training_summary.json").read_text("utf-8")
+    data = ModelCard(card).data
+    assert (data.license, data.language, data.pipeline_tag) == ("mit", "en", "sentence-similarity")
+    assert data.eval_results
     measured = json.loads(summary)["measured"]
     accuracy, retrieval = measured["masked_accuracy"], measured["retrieval"]
     assert accuracy["mini NeoBERT"] >= 0.33 > accuracy["bigram model (the more confident neighbour)"]
@@ -187,15 +191,18 @@ def test_a_second_pass_over_the_same_features_gives_the_same_embeddings():
     assert torch.equal(first, second)
 
 
-def test_other_tools_find_pooling_width_and_names_where_they_look():
+def test_other_tools_find_pooling_width_and_lengths_where_they_look():
     read = {str(file.relative_to(FOLDER)): json.loads(file.read_text("utf-8")) for file in FOLDER.rglob("*.json")}
     pooling = read["1_Pooling/config.json"]
     assert [name for name, value in pooling.items() if value is True] == ["pooling_mode_mean_tokens", "include_prompt"]
-    modules = [(module["path"], module["type"].rpartition(".models.")[2]) for module in read["modules.json"]]
-    expected = [("", "Transformer"), ("0_Dense", "Dense"), ("0_WordWeights", "WordWeights"), ("1_Pooling", "Pooling")]
-    assert modules == expected
+    kinds = [(module["path"], module["type"].rpartition(".models.")[2]) for module in read["modules.json"]]
+    assert kinds == [
+        ("", "Transformer"),
+        ("0_Dense", "Dense"),
+        ("0_WordWeights", "WordWeights"),
+        ("1_Pooling", "Pooling"),
+    ]
     assert read["sentence_bert_config.json"] == {"max_seq_length": 128, "do_lower_case": False}
-    assert {tensor.dtype for tensor in load_file(FOLDER / "0_Dense/model.safetensors").values()} == {torch.float32}
     width = load_file(FOLDER / "model.safetensors")["model.transformer_encoder.0.ffn.w3.weight"].shape[1]
     assert int(2 * read["config.json"]["intermediate_size"] / 3) == width == 688
     assert read["config.json"]["max_position_embeddings"] == 512

@@ -185,11 +185,7 @@ def test_use_kernels_is_refused_because_it_would_replace_nothing(checkpoint):
     [
         ("xformers", ImportError, "'xformers' is not installed: pip install 'xformers"),
         # transformers with `kernels` tries to download one, and has its own words
-        (
-            "flash_attention_2",
-            ImportError,
-            "toggled on" if is_kernels_available() else "is not installed: pip install kernels",
-        ),
+        ("flash_attention_2", ImportError, "toggled on" if is_kernels_available() else "is not installed: pip inst"),
         ("no_such_attention", ValueError, "no_such_attention"),
     ],
 )
@@ -560,11 +556,8 @@ def test_the_page_on_loading_states_where_every_backend_was_tested():
     root = Path(__file__).parents[2]
     section = (root / "docs/loading.md").read_text("utf-8").partition("## Attention backends")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| `")]
-    words = {
-        (row[0].strip("`"), device): word
-        for row in rows
-        for device, word in zip(("cpu", "cuda", "mps", "xpu"), row[2:])
-    }
+    kinds = ("cpu", "cuda", "mps", "xpu")
+    words = {(row[0].strip("`"), device): word for row in rows for device, word in zip(kinds, row[2:])}
     assert {name for name, _ in words} == set(BACKENDS)
     for (name, device), word in words.items():
         assert bool(word) == (not BACKENDS[name].devices or device in BACKENDS[name].devices), (name, device)

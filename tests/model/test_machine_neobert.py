@@ -1,10 +1,5 @@
 """Hardware capabilities: the environment overrides the detection, and no private name of torch is required."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -106,43 +101,3 @@ def test_onednn_is_chosen_by_processor_and_number_of_rows(monkeypatch, capabilit
     assert onednn_is_best(torch.float32, 16) is few
     assert onednn_is_best(torch.float32, 512) is many
     assert not onednn_is_best(torch.float16, 16)
-
-
-SCRIPT = """
-import hashlib
-from multiprocessing import get_context
-import torch
-from neobert_hf import NeoBERTConfig, NeoBERTModel, inference_copy
-
-def digest(queue):  # in a new process, because the first forward makes cached choices
-    torch.manual_seed(0)
-    config = NeoBERTConfig(hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512, vocab_size=500)
-    model = NeoBERTModel(config).eval()
-    found = hashlib.sha256()
-    with torch.no_grad():
-        for pack in (False, True):
-            if pack:
-                model = inference_copy(model)
-            for length in (1, 16, 300):
-                found.update(model(torch.arange(length)[None] % 500).last_hidden_state.numpy().tobytes())
-    queue.put(found.hexdigest())
-
-if __name__ == "__main__":
-    context = get_context("fork")
-    queue, digests = context.Queue(), set()
-    for _ in range(20):
-        process = context.Process(target=digest, args=(queue,))
-        process.start()
-        digests.add(queue.get(timeout=60))
-        process.join()
-    print(len(digests))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork; without it, 20 processes take minutes")
-def test_twenty_processes_compute_the_same_bits():
-    """The choice of a product depends on the processor, not on timing."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(machine_neobert.__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment)
-    assert done.stdout.split() == ["1"], done.stderr

@@ -17,6 +17,7 @@ from transformers import Trainer, TrainingArguments
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, PackedStream
 
+SEEDS = st.integers(0, 99)
 STREAMS = st.lists(st.integers(1, 40), max_size=60)
 
 
@@ -209,11 +210,7 @@ def test_a_row_depends_on_its_number_alone():
         rows[300]
 
 
-@given(
-    lengths=st.lists(st.integers(2, 60), min_size=1, max_size=40),
-    max_length=st.integers(3, 30),
-    seed=st.integers(0, 99),
-)
+@given(lengths=st.lists(st.integers(2, 60), min_size=1, max_size=40), max_length=st.integers(3, 30), seed=SEEDS)
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_rows_cut_documents_and_keep_their_special_tokens_and_with_chunks_every_token(lengths, max_length, seed):
     """Documents of tokens from 2 on, between 0 and 1."""
