@@ -526,14 +526,6 @@ def test_a_masked_lm_whose_inner_encoder_was_resized_is_refused(model, tmp_path)
     assert NeoBERTForMaskedLM.from_pretrained(tmp_path).decoder.out_features == VOCAB + 10
 
 
-def test_embeddings_can_be_read_and_replaced(model):
-    replacement, decoder = torch.nn.Embedding(VOCAB, 32), torch.nn.Linear(32, VOCAB)
-    model.set_input_embeddings(replacement)
-    model.set_output_embeddings(decoder)
-    assert model.get_input_embeddings() is model.model.encoder is replacement
-    assert model.get_output_embeddings() is model.decoder is decoder
-
-
 def test_initialisation_follows_the_paper(tiny_config):
     set_seed(0)
     tiny_config.num_labels = 400
