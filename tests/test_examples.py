@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 PAPER = [file for name in ("evaluate", "finetune") for file in sorted((ROOT / "examples/paper").glob(f"{name}_*.py"))]
 EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), *PAPER]
 SHIPPED = "contextual_neobert.py"  # it is saved beside the files of the model, and imports those
-PROJECTS = [file for file in sorted((ROOT / "examples").glob("*/**/*.py")) if file.name != SHIPPED]
+NESTED = sorted((ROOT / "examples").glob("*/**/*.py"))
+PROJECTS = [file for file in NESTED if file.name != SHIPPED and file.parent.name != "tests"]
 SCRIPTS = [*EXAMPLES, ROOT / "examples/ablation/ablate.py", *sorted((ROOT / "hub_upload").glob("*.py"))]
 
 

@@ -19,9 +19,7 @@ import neobert_hf
 from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.export import export_model, exporting
 from neobert_hf.hub import convert, eurobert
-from neobert_hf.hub.convert import as_published, read_weights
-from neobert_hf.hub.eurobert import as_eurobert, from_eurobert, write_card_of_twin
-from neobert_hf.hub.layouts import read_checkpoint
+from neobert_hf.hub.eurobert import as_eurobert, write_card_of_twin
 
 MINI = Path(neobert_hf.MINI_MODEL_PATH)
 FP32 = 1e-5  # largest error over largest value: float32 sums in another order
@@ -124,8 +122,8 @@ def test_the_card_of_a_model_on_the_hub_names_it_as_the_base(masked_lm, tmp_path
     assert data.tags == ["neobert", "eurobert"]
 
 
-def test_an_embedding_model_with_dense_and_normalization_is_exact(tokenizer, tmp_path):
-    """The export compares the states and the vectors."""
+def test_an_embedding_model_with_dense_and_normalization_is_exact_and_has_what_vllm_reads(tokenizer, tmp_path):
+    """The export compares the states and the vectors; vLLM 0.32.0 reads these names (model_executor/models/transformers)."""
     from sentence_transformers.base.modules import Dense, Normalize
 
     write_checkpoint(tmp_path / "network", random_weights())
@@ -134,10 +132,17 @@ def test_an_embedding_model_with_dense_and_normalization_is_exact(tokenizer, tmp
     model.append(Dense(32, 8))
     model.append(Normalize())
     model.save_pretrained(str(tmp_path / "saved"))
-    errors = export_model(tmp_path / "saved", tmp_path / "twin", to="eurobert")["files"]["model.safetensors"]["errors"]
+    twin = tmp_path / "twin"
+    errors = export_model(tmp_path / "saved", twin, to="eurobert")["files"]["model.safetensors"]["errors"]
     assert max(errors.values()) < FP32
-    assert {path.name for path in (tmp_path / "twin").iterdir()} >= {"1_Pooling", "2_Dense", "modules.json"}
-    assert '"query": "fox "' in (tmp_path / "twin/config_sentence_transformers.json").read_text()
+    assert {path.name for path in twin.iterdir()} >= {"1_Pooling", "2_Dense", "modules.json"}
+    assert '"query": "fox "' in (twin / "config_sentence_transformers.json").read_text()
+    modules = json.loads((twin / "modules.json").read_text())
+    assert [module["type"].rpartition(".")[2] for module in modules] == ["Transformer", "Pooling", "Dense", "Normalize"]
+    assert load_file(twin / "2_Dense/model.safetensors").keys() == {"linear.weight", "linear.bias"}
+    config = json.loads((twin / "config.json").read_text())
+    assert config["architectures"] == ["EuroBertModel"]  # the ending is the task
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0} and "rope_theta" not in config
 
 
 EXACT = {
@@ -162,14 +167,7 @@ def test_what_a_config_may_say_is_exact_there_and_back(name, masked_lm, tmp_path
     convert(tmp_path / "twin", tmp_path / "back")
     same_tensors(load_file(tmp_path / "back/model.safetensors"), load_file(masked_lm / "model.safetensors"))
     before, after = (neobert_hf.NeoBERTConfig.from_pretrained(tmp_path / part) for part in ("saved", "back"))
-    keys = (
-        "rope_parameters",
-        "pad_token_id",
-        "num_attention_heads",
-        "swiglu_width",
-        "max_position_embeddings",
-        "norm_eps",
-    )
+    keys = ("rope_parameters", "pad_token_id", "num_attention_heads", "swiglu_width", "max_length", "norm_eps")
     assert {key: getattr(before, key) for key in keys} == {key: getattr(after, key) for key in keys}
 
 
@@ -183,15 +181,6 @@ def test_a_vocabulary_padded_by_hand_stays_padded(tokenizer, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------- and back
-
-
-@pytest.mark.parametrize("source", [GOLDEN / "masked_lm", MINI], ids=["golden", "mini"])
-def test_there_and_back_changes_no_bit(source, tmp_path):
-    export_model(source, tmp_path / "twin", to="eurobert", task="fill-mask")
-    checkpoint = read_checkpoint(tmp_path / "twin")
-    checkpoint, tensors = from_eurobert(checkpoint, read_weights(checkpoint))
-    assert checkpoint.layout == "eurobert"
-    same_tensors(as_published(tensors), load_file(source / "model.safetensors"))
 
 
 def test_a_eurobert_of_others_that_is_such_a_network_converts_exactly(tokenizer, tmp_path):
@@ -236,13 +225,13 @@ OTHERS = {
     "wide heads": (config_with(head_dim=16), "head_dim=16"),
     "another activation": (config_with(hidden_act="gelu"), "hidden_act='gelu'"),
     "a head for classes": (config_with(architectures=["EuroBertForSequenceClassification"]), "architectures="),
-    "dynamic positions": (
+    "dynamic": (
         config_with(rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
         "'rope_type': 'dynamic'",
     ),
     "a second base of the positions": (config_with(rope_theta=250_000.0), "rope_theta=250000.0"),
     "a second scaling": (config_with(rope_scaling={"rope_type": "dynamic", "factor": 8.0}), "rope_scaling="),
-    "a context beside the scaling": (
+    "a context": (
         config_with(original_max_position_embeddings=16),
         "original_max_position_embeddings=16",
     ),
@@ -281,13 +270,7 @@ def test_another_eurobert_is_refused_in_one_line(name, masked_lm, tmp_path):
 def another(name, **config):
     def replace(folder):
         shutil.rmtree(folder)
-        sizes = {
-            "vocab_size": 96,
-            "hidden_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-            "intermediate_size": 96,
-        }
+        sizes = dict(vocab_size=96, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96)
         model_class = getattr(neobert_hf, f"NeoBERTFor{name}")
         model_class(neobert_hf.NeoBERTConfig(**sizes, **config)).save_pretrained(folder)
 
@@ -308,14 +291,11 @@ def adapter(folder):
 
 
 BAD_SOURCES = {  # what is done to the folder of a masked language model, and the words of the error
-    "classifier": (
-        another("SequenceClassification"),
-        "has GELU where this one has tanh or none; export to ONNX",
-    ),
+    "classifier": (another("SequenceClassification"), "has GELU where this one has tanh or none; export to ONNX"),
     "classifier by the mean": (another("SequenceClassification", classifier_pooling="mean"), "export to ONNX"),
     "answers": (another("QuestionAnswering"), "no EuroBERT for question-answering; export to ONNX"),
     "multiple choice": (another("MultipleChoice"), "it names NeoBERTForMultipleChoice"),
-    "contextual": (
+    "other": (
         config_with(model_type="contextual_neobert", architectures=["ContextualNeoBERT"]),
         "ContextualNeoBERT",
     ),
@@ -346,10 +326,8 @@ def test_a_model_that_has_no_twin_is_refused_in_one_line_and_nothing_is_written(
 def test_a_twin_that_differs_from_torch_is_refused_and_nothing_is_left(masked_lm, tmp_path, monkeypatch):
     def without_rotation(tensors, num_heads):
         """As a converter writes that takes the rows of all heads as they are."""
-        return {
-            name: tensor.flip(0) if "q_proj" in name else tensor
-            for name, tensor in as_eurobert(tensors, num_heads).items()
-        }
+        found = as_eurobert(tensors, num_heads)
+        return {name: tensor.flip(0) if "q_proj" in name else tensor for name, tensor in found.items()}
 
     monkeypatch.setattr(eurobert, "as_eurobert", without_rotation)
     with pytest.raises(ValueError, match=r"model\.safetensors differs from torch by"):

@@ -1,6 +1,5 @@
 """ONNX and OpenVINO files compute what the oracle, sentence-transformers and torch compute; a failed export leaves nothing."""
 
-import copy
 import json
 import os
 import re
@@ -127,10 +126,8 @@ def test_a_float16_file_agrees_with_the_golden_tensors_and_rounds_no_position(tm
     whole, half = (tmp_path / "out/onnx" / name for name in ("model.onnx", "model_fp16.onnx"))
     assert error_of_golden(whole, "classifier_logits") < FP32
     assert error_of_golden(half, "classifier_logits") < 1e-2
-    batch = {
-        "input_ids": np.random.default_rng(0).integers(0, 512, (1, 2000)),
-        "attention_mask": np.ones((1, 2000), int),
-    }
+    ids = np.random.default_rng(0).integers(0, 512, (1, 2000))
+    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     assert error(runner(half)(batch)["logits"], runner(whole)(batch)["logits"]) < 1e-2
 
 
@@ -144,19 +141,17 @@ def test_a_folder_for_openvino_alone_holds_its_files_and_int8_weights_are_a_quar
     assert small.with_suffix(".bin").stat().st_size < 0.3 * weights.stat().st_size
 
 
-def test_a_file_is_one_file_in_opset_20_with_free_rows_and_columns(golden):
-    file = golden / "masked_lm/onnx/model.onnx"
-    assert [path.name for path in file.parent.iterdir()] == ["model.onnx"]
-    graph = onnx.load(file)
+def test_the_folder_of_a_model_without_tokenizer_is_config_and_one_file_in_opset_20_with_free_sizes(
+    golden,
+):
+    folder = golden / "masked_lm"
+    assert {path.name for path in folder.iterdir()} == {"config.json", "onnx"}
+    assert [path.name for path in (folder / "onnx").iterdir()] == ["model.onnx"]
+    graph = onnx.load(folder / "onnx/model.onnx")
     assert {opset.domain: opset.version for opset in graph.opset_import} == {"": 20}
     shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.graph.input, *graph.graph.output)}
     assert all(dim.dim_param and not dim.dim_value for shape in shapes.values() for dim in shape[:2])
     assert list(shapes) == ["input_ids", "attention_mask", "logits"]
-
-
-def test_the_folder_of_a_model_without_tokenizer_holds_config_and_graph_only(golden):
-    folder = golden / "masked_lm"
-    assert {path.name for path in folder.iterdir()} == {"config.json", "onnx"}
     config = json.loads((folder / "config.json").read_text())
     assert config["model_type"] == "neobert" and config["architectures"] == ["NeoBERTLMHead"]
     assert config["max_position_embeddings"] == 128
@@ -169,13 +164,11 @@ def rope(rope_type, **settings):
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0, **settings}}
 
 
+YARN = rope("yarn", original_max_position_embeddings=16)
 # Longer batches than the trained context of 16 tokens.
 HEADS = {
     "feature-extraction": ("NeoBERTModel", {**rope("dynamic"), "max_position_embeddings": 16}),
-    "token-classification": (
-        "NeoBERTForTokenClassification",
-        {"num_labels": 5, **rope("yarn", original_max_position_embeddings=16)},
-    ),
+    "token-classification": ("NeoBERTForTokenClassification", {"num_labels": 5, **YARN}),
     "question-answering": ("NeoBERTForQuestionAnswering", rope("linear")),
     "text-classification": ("NeoBERTForSequenceClassification", {"num_labels": 1, "classifier_pooling": "mean"}),
 }
@@ -240,22 +233,26 @@ def test_a_common_factor_of_the_weights_of_words_is_not_exported():
 
 
 def test_the_folder_of_an_embedding_model_has_what_other_tools_read(embedder):
+    """text-embeddings-inference 1.9.3 (router/src/lib.rs) requires the keys of config.json and both flags of the pooling."""
     _, out, _ = embedder
     report = examine(out)
     assert report["findings"] == [] and report["layout"] == "exported"
     files = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
     settings = {name: json.loads(path.read_text()) for name, path in files.items() if path.suffix == ".json"}
     assert files.keys() - settings.keys() == {"onnx/model.onnx", "onnx/model_quantized.onnx"}
+    config = settings["config.json"]
+    assert all(type(config[key]) is int for key in ("max_position_embeddings", "pad_token_id", "hidden_size"))
+    assert not config["architectures"][0].endswith("Classification")  # it would be served as a classifier
     modules = [(entry["path"], entry["type"].rpartition(".")[2]) for entry in settings["modules.json"]]
     assert modules == [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
     pooling = settings["1_Pooling/config.json"]
-    assert pooling["pooling_mode_mean_tokens"] and pooling["word_embedding_dimension"] == 24  # behind Dense
+    assert (pooling["pooling_mode_cls_token"], pooling["pooling_mode_mean_tokens"]) == (False, True)
+    assert pooling["word_embedding_dimension"] == 24  # behind Dense
     assert settings["config_sentence_transformers.json"]["prompts"] == {"query": "fox ", "document": ""}
     assert settings["sentence_bert_config.json"]["max_seq_length"] == 40
-    assert settings["tokenizer_config.json"]["model_max_length"] == 40
-    assert (
-        settings["tokenizer_config.json"]["tokenizer_class"] == "PreTrainedTokenizerFast"
-    )  # transformers 4 has it too
+    words = settings["tokenizer_config.json"]
+    assert words["model_max_length"] == 40 and words.get("padding_side", "right") in ("left", "right")
+    assert words["tokenizer_class"] == "PreTrainedTokenizerFast"  # transformers 4 has it too
     tokenizer = settings["tokenizer.json"]
     assert tokenizer["truncation"] is None and tokenizer["padding"] is None  # a runtime sets its own
     assert {"config.json", "special_tokens_map.json"} <= settings.keys()
@@ -383,7 +380,7 @@ BAD_SOURCES = {  # what is done to the folder of a masked language model, and th
     "adapter": ([adapter], "merge"),
     "other type": (
         [config_with(**BertConfig().to_dict())],
-        "no config.json of a NeoBERT that can be exported, it names None",
+        "no config.json of a NeoBERT that can be exported, it names",
     ),
     "multiple choice": ([another(neobert_hf.NeoBERTForMultipleChoice)], "MultipleChoice"),
     "sparse": ([sparse], "holds a SparseEncoder"),
@@ -406,7 +403,7 @@ BAD_SOURCES = {  # what is done to the folder of a masked language model, and th
     "fewer layers": ([config_with(num_hidden_layers=2)], "lacks 6 encoder tensors"),
     "wrong width": (
         [config_with(hidden_size=64)],
-        "lacks decoder, model.encoder, model.layer_norm and more in the shapes",
+        "lacks decoder, model.encoder, model.layer_norm and more in",
     ),
     "wrong number of labels": (
         [another(CLASSIFIER, num_labels=3), config_with(**FIVE_LABELS)],
@@ -449,11 +446,7 @@ def of_setfit(folder, tokenizer):
         (reranker(Pooling(32, "mean"), Dense(32, 1, **SCORES)), "feature-extraction", "Pooling, Dense"),
         (another(CLASSIFIER), "sentence-similarity", "the head of NeoBERTForSequenceClassification"),
         (sparse, "fill-mask", "SpladePooling"),
-        (
-            of_setfit,
-            "sentence-similarity",
-            r"the classes of SetFit \(model_head\.pkl\)",
-        ),
+        (of_setfit, "sentence-similarity", r"the classes of SetFit \(model_head\.pkl\)"),
         (lambda folder, tokenizer: None, "feature-extraction", None),
     ],
 )
@@ -487,19 +480,6 @@ def test_an_option_that_cannot_be_met_is_refused_before_anything_is_written(opti
     assert os.listdir(tmp_path) == ["saved"]
 
 
-def test_the_working_folder_and_the_target_of_a_link_are_filled(saved, tmp_path, monkeypatch):
-    (tmp_path / "here").mkdir()
-    (tmp_path / "target").mkdir()
-    (tmp_path / "link").symlink_to("target")
-    monkeypatch.chdir(tmp_path / "here")
-    for out in (".", tmp_path / "link"):
-        export_model(saved, out, to="gguf", task="feature-extraction")
-    assert os.path.samefile(".", tmp_path / "here") and (tmp_path / "link").is_symlink()
-    for folder in ("here", "target"):
-        assert {"config.json", "tokenizer.json", "model-f32.gguf"} <= set(os.listdir(tmp_path / folder))
-    assert sorted(os.listdir(tmp_path)) == ["here", "link", "saved", "target"]
-
-
 def interrupt(graph, file):
     file.write_bytes(b"half of a graph")
     assert not [path for path in file.parents[1].rglob("config.json")]  # of a killed process
@@ -527,35 +507,6 @@ def test_an_interruption_and_a_full_disk_are_one_error_and_leave_nothing(write, 
     assert sorted(os.listdir(tmp_path)) == ["out", "saved"] and not os.listdir(tmp_path / "out")
 
 
-def test_two_exports_to_one_folder_do_not_mix(saved, tmp_path, monkeypatch):
-    write = exporting._write_gguf
-
-    def write_late(*arguments):
-        write(*arguments)
-        (tmp_path / "out/of_another_export").mkdir(parents=True)
-
-    monkeypatch.setattr(exporting, "_write_gguf", write_late)
-    with pytest.raises(FileExistsError, match="out exists and holds of_another_export; choose another folder"):
-        export_model(saved, tmp_path / "out", to="gguf", task="feature-extraction")
-    assert os.listdir(tmp_path / "out") == ["of_another_export"] and sorted(os.listdir(tmp_path)) == ["out", "saved"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("factor", [1 + 1e-4, np.nan])
-def test_a_file_that_differs_from_torch_is_refused_and_nothing_is_left(factor, saved, tmp_path, monkeypatch):
-    write = exporting.write_onnx
-
-    def write_another(graph, file):
-        another = copy.deepcopy(graph)
-        another.model.decoder.weight.data *= factor
-        write(another, file)
-
-    monkeypatch.setattr(exporting, "write_onnx", write_another)
-    with pytest.raises(ValueError, match=r"model\.onnx differs from torch"):
-        export_model(saved, tmp_path / "out")
-    assert os.listdir(tmp_path) == ["saved"]
-
-
 @pytest.mark.parametrize("kind, allowed, refused", [("float32", 0.5e-5, 2e-5), ("float16", 1.5e-2, 6e-2)])
 def test_the_limit_of_float_files_is_an_error_over_the_largest_value(saved, kind, allowed, refused):
     """1e-5 in float32, where sums in another order differ by 1e-6; 3e-2 in float16, where torch itself reaches 1e-2."""
@@ -567,8 +518,9 @@ def test_the_limit_of_float_files_is_an_error_over_the_largest_value(saved, kind
 
     largest = max(np.abs(wanted[0]).max() for _, wanted in reference.batches.values())
     reference.check(saved / "model.onnx", shifted(allowed), kind)
-    with pytest.raises(ValueError, match=r"model\.onnx differs from torch by .* of the largest value"):
-        reference.check(saved / "model.onnx", shifted(refused), kind)
+    for share in (refused, np.nan):
+        with pytest.raises(ValueError, match=r"model\.onnx differs from torch by .* of the largest value"):
+            reference.check(saved / "model.onnx", shifted(share), kind)
 
 
 @pytest.mark.parametrize("words", [SENTENCE, "მზე და მთვარე ზღვა მთა ხე სახლი წყალი ცა"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -200,8 +201,13 @@ RERANKERS = {  # labels, activation of the scores
 }
 
 
-@pytest.mark.parametrize("is_modular", [True, False])
-@pytest.mark.parametrize("name", RERANKERS)
+FAST = ("two of which one", True)
+KINDS_OF_RERANKERS = [
+    pytest.param(*kind, marks=() if kind == FAST else pytest.mark.slow) for kind in product(RERANKERS, (True, False))
+]
+
+
+@pytest.mark.parametrize(("name", "is_modular"), KINDS_OF_RERANKERS)
 def test_a_reranker_gives_the_scores_of_sentence_transformers(tiny_config, tokenizer, tmp_path, name, is_modular):
     """Of all modules, with the default prompt; a problem type of the encoder does not count."""
     num_labels, activation = RERANKERS[name]
@@ -234,7 +240,7 @@ def scores_by_label(found):
     return {entry["label"]: entry["score"] for entry in found}
 
 
-@pytest.mark.parametrize("kinds", [["Pooling"], ["Pooling", "Normalize"]])
+@pytest.mark.parametrize("kinds", [pytest.param(["Pooling"], marks=pytest.mark.slow), ["Pooling", "Normalize"]])
 def test_an_embedding_is_as_long_as_that_of_sentence_transformers(tiny_config, tokenizer, tmp_path, kinds):
     tiny_config.num_hidden_layers = 1
     neobert_hf.NeoBERTModel(tiny_config).save_pretrained(tmp_path / "encoder")
@@ -253,7 +259,7 @@ def test_an_embedding_is_as_long_as_that_of_sentence_transformers(tiny_config, t
         export_model(tmp_path / "saved", tmp_path / "gguf", to="gguf")
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("side", [pytest.param("right", marks=pytest.mark.slow), "left"])
 def test_a_call_warns_once_of_the_texts_and_tokens_that_it_cuts(tiny_config, tokenizer, tmp_path, side):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.model_max_length, tokenizer.truncation_side = 16, side
@@ -309,34 +315,28 @@ def test_predict_fills_the_masks_of_the_pipeline(tiny_config, tokenizer, tmp_pat
         onnx.encode("the fox")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "runtime", "words"),
-    [
-        ("onnx/model.onnx", None, "onnxruntime", "model.onnx; write it: neobert export MODEL OUT --to onnx"),
-        ("tokenizer.json", None, "onnxruntime", "tokenizer.json cannot be read"),
-        ("config.json", "{", "onnxruntime", "config.json cannot be read"),
-        ("tokenizer.json", "{}", "onnxruntime", "tokenizer.json cannot be read"),
-        ("onnx/model.onnx", "a", "onnxruntime", "model.onnx cannot be read"),
-        ("openvino/openvino_model.xml", "<", "openvino", "openvino_model.xml cannot be read"),
-    ],
-)
-def test_a_folder_that_cannot_run_is_refused_in_one_line(exported_mini, tmp_path, name, content, runtime, words):
+KINDS = "has no dtype='f32'; onnxruntime has fp32, fp16, int8; openvino has fp32, bf16"
+CANNOT_RUN = [  # a file with another content, options, and the words of the error
+    ("onnx/model.onnx", None, {}, "model.onnx; write it: neobert export MODEL OUT --to onnx"),
+    ("tokenizer.json", None, {}, "tokenizer.json cannot be read"),
+    ("config.json", "{", {}, "config.json cannot be read"),
+    ("tokenizer.json", "{}", {}, "tokenizer.json cannot be read"),
+    ("onnx/model.onnx", "a", {}, "model.onnx cannot be read"),
+    ("openvino/openvino_model.xml", "<", {"runtime": "openvino"}, "openvino_model.xml cannot be read"),
+    (None, None, {"dtype": "f32"}, KINDS),
+    (None, None, {"runtime": "tensorrt"}, "runtime='tensorrt' has no dtype='fp32'; onnxruntime has"),
+    (None, None, {"dtype": "fp16"}, "neobert export MODEL OUT --to onnx --fp16"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "options", "words"), CANNOT_RUN)
+def test_a_folder_that_cannot_run_is_refused_in_one_line(exported_mini, tmp_path, name, content, options, words):
     folder = linked(exported_mini, tmp_path / "folder")
-    replace(folder / name, content)
+    if name:
+        replace(folder / name, content)
     with pytest.raises((FileNotFoundError, ValueError)) as raised:
-        OnnxModel(folder, runtime=runtime)
+        OnnxModel(folder, **options)
     assert words in str(raised.value) and len(str(raised.value).splitlines()) == 1
-
-
-def test_a_runtime_or_a_dtype_that_the_folder_lacks_is_refused_with_the_choices(exported_mini):
-    with pytest.raises(
-        ValueError, match="has no dtype='f32'; onnxruntime has fp32, fp16, int8; openvino has fp32, bf16"
-    ):
-        OnnxModel(exported_mini, "f32")
-    with pytest.raises(ValueError, match="runtime='tensorrt' has no dtype='fp32'; onnxruntime has"):
-        OnnxModel(exported_mini, runtime="tensorrt")
-    with pytest.raises(FileNotFoundError, match="neobert export MODEL OUT --to onnx --fp16"):
-        OnnxModel(exported_mini, "fp16")
 
 
 def test_the_package_runs_an_exported_folder_where_torch_and_transformers_are_not_installed(exported_mini):

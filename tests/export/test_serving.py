@@ -151,7 +151,5 @@ def test_a_folder_that_was_not_exported_ends_the_command_with_one_line(tmp_path,
     with pytest.raises(SystemExit, match="2"):
         run_main(serve_embeddings, tmp_path)
     last = capsys.readouterr().err.splitlines()[-1]
-    assert (
-        last.startswith("serve_embeddings.py: error: ")
-        and "has no file onnx/model.onnx; write it: neobert export" in last
-    )
+    assert last.startswith("serve_embeddings.py: error: ")
+    assert "has no file onnx/model.onnx; write it: neobert export" in last

@@ -1,18 +1,13 @@
 """The trained tokenizer splits identifiers, else behaves like BERT's, and has the token ids that NeoBERT expects."""
 
 import json
-import os
 import re
 import string
-import subprocess
-import sys
 import tracemalloc
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 from transformers import PreTrainedTokenizerFast as StockTokenizer
 
@@ -117,14 +112,6 @@ def test_the_same_texts_give_the_same_tokenizer_at_every_call():
     assert len({tokenizer_hash(train_wordpiece(TEXTS, 600)) for _ in range(3)}) == 1
 
 
-@pytest.mark.slow
-def test_the_same_texts_give_the_same_tokenizer_in_every_process():
-    script = f"from neobert_hf.files.wordpiece import *; print(tokenizer_hash(train_wordpiece({TEXTS}, 600)))"
-    environment = {**os.environ, "PYTHONPATH": str(Path(wordpiece.__file__).parents[2])}
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
-    assert run.stdout.split()[-1] == tokenizer_hash(train_wordpiece(TEXTS, 600))
-
-
 NOT_ASCII = ["été ﬁn “quoted—dash” a©b a+b foo_bar\u3000x\u2028y\x85z 漢字かな x… «mot» İstanbul ½ q\u200bq \ufffd"]
 NOT_ASCII.append(NOT_ASCII[0].replace(" ", ""))
 
@@ -162,10 +149,7 @@ def test_a_tokenizer_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert tokenizer_hash(again) == tokenizer_hash(written) and again.model_max_length == 99
     with pytest.raises(FileExistsError, match=r"exists and holds tokenizer.*\.json; choose another folder"):
         write_wordpiece(iter([None]), folder, 400)  # before it reads a text
-    for texts, size, line in (
-        (["", " \n"], 400, "the texts hold no word"),
-        (TEXTS, 5, "vocab_size=5 is out of bounds"),
-    ):
+    for texts, size, line in ((["", " \n"], 400, "the texts hold no word"), (TEXTS, 5, "vocab_size=5 is out of")):
         with pytest.raises(ValueError, match=line):
             write_wordpiece(texts, tmp_path / "refused", size)
 
@@ -176,9 +160,7 @@ def test_a_tokenizer_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(wordpiece.PreTrainedTokenizerFast, "save_pretrained", lambda self, folder: fail(folder))
     with pytest.raises(OSError, match="the disk is full: refused could not be written; no tokenizer was written"):
         write_wordpiece(TEXTS, tmp_path / "refused", 400)
-    assert [file.name for file in tmp_path.iterdir()] == ["new"] and [
-        file.name for file in folder.parent.iterdir()
-    ] == [folder.name]
+    assert [*tmp_path.iterdir()] == [folder.parent] and [*folder.parent.iterdir()] == [folder]
 
 
 def test_the_alphabet_is_bounded_and_its_rarest_characters_are_unknown():
@@ -221,10 +203,3 @@ def test_a_tokenizer_that_the_auto_class_saved_gets_the_portable_name_and_stays_
         assert tokenizer_hash(each) == tokenizer_hash(tokenizer) and each(**texts) == tokenizer(**texts)
         for name in (*options, "model_input_names", "special_tokens_map", "all_special_ids"):
             assert getattr(each, name) == getattr(tokenizer, name), name
-
-
-@pytest.mark.compat
-def test_the_saved_tokenizer_splits_identifiers_without_transformers(splitter, tmp_path):
-    splitter.save_pretrained(tmp_path)
-    plain = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert plain.encode("IntervalArray").tokens == ["[CLS]", *splitter.tokenize("interval array"), "[SEP]"]

@@ -61,12 +61,8 @@ def test_a_writer_replaces_what_it_wrote_and_nothing_else(tmp_path):
     (tmp_path / "link").symlink_to(a)
     (tmp_path / "broken").symlink_to("nowhere")
     (tmp_path / "folder").mkdir()
-    refused = [
-        (b, "one", ()),
-        (a, "two", ()),
-        (a, "one", [tmp_path / "folder/../a.csv"]),
-        (a, "one", [tmp_path / "link"]),
-    ]
+    inputs = tmp_path / "folder/../a.csv", tmp_path / "link"
+    refused = [(b, "one", ()), (a, "two", ()), *((a, "one", [each]) for each in inputs)]
     for file, writer, inputs in [*refused, *((tmp_path / name, "one", ()) for name in ("link", "broken", "folder"))]:
         with pytest.raises(FileExistsError, match=f"{file.name} exists.*; choose another folder$"):
             check_target(file, writer, inputs=inputs)
@@ -96,10 +92,8 @@ def test_a_folder_is_replaced_only_if_all_that_it_holds_is_replaceable(tmp_path,
     folder, patterns = tmp_path / "folder", ("config.json", "[0-9]*_*/config.json")
     with new_folder(folder) as built:
         (built / "config.json").write_text("old")
-    with (
-        pytest.raises(FileExistsError, match=r"folder exists and holds config\.json; choose another folder"),
-        new_folder(folder),
-    ):
+    refusal = pytest.raises(FileExistsError, match=r"folder exists and holds config\.json; choose another folder")
+    with refusal, new_folder(folder):
         pass
     with pytest.raises(KeyError), new_folder(folder, replaceable=patterns) as built:
         raise KeyError
@@ -107,13 +101,19 @@ def test_a_folder_is_replaced_only_if_all_that_it_holds_is_replaceable(tmp_path,
     with new_folder(folder, replaceable=patterns) as built:
         (built / "config.json").write_text("new")
     assert (folder / "config.json").read_text() == "new" and [*tmp_path.iterdir()] == [folder]
-    target = folder / name
-    (target if name.endswith("/") else target.parent).mkdir(parents=True, exist_ok=True)
-    if not name.endswith("/"):
-        target.write_text("years of work")
-    with pytest.raises(FileExistsError, match=f"holds {name.rstrip('/')}"), new_folder(folder, replaceable=patterns):
-        pass
-    assert target.exists() and (folder / "config.json").read_text() == "new"
+
+    def hold():
+        target = folder / name
+        (target if name.endswith("/") else target.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            target.write_text("years of work")
+
+    for is_meanwhile in (True, False):
+        refusal = pytest.raises(FileExistsError, match=f"holds {name.rstrip('/')}")
+        with refusal, new_folder(folder, replaceable=patterns):
+            assert is_meanwhile, "refused before the work"
+            hold()
+    assert (folder / name).exists() and (folder / "config.json").read_text() == "new"
 
 
 def test_a_link_and_the_working_folder_stay_what_they_are_when_their_content_is_replaced(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import sys
 from collections import OrderedDict
 
 import numpy as np
@@ -26,14 +25,6 @@ FORK = {
     **{"max_position_embeddings": 64, "auto_map": {"AutoConfig": "modeling_neobert.NeoBERTConfig"}},
 }
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
-
-
-@pytest.fixture
-def saved(model, tokenizer, tmp_path):
-    """The tiny masked language model as save_pretrained writes it, with a tokenizer."""
-    model.save_pretrained(tmp_path / "saved")
-    tokenizer.save_pretrained(tmp_path / "saved")
-    return tmp_path / "saved"
 
 
 @pytest.fixture
@@ -170,8 +161,7 @@ def pickled(folder, layout, weights):
 
 
 @pytest.mark.parametrize(
-    "layout",
-    ["state_dict.pt of compiled replicas", "pytorch_model.bin with a shared tensor", "shards", "DeepSpeed"],
+    "layout", ["state_dict.pt of compiled replicas", "pytorch_model.bin with a shared tensor", "shards", "DeepSpeed"]
 )
 def test_pickled_weights_keep_their_bits(base, weights, tmp_path, layout):
     weights = {name: value for name, value in weights.items() if not name.startswith(("dense", "classifier"))}
@@ -337,12 +327,3 @@ def test_a_full_disk_leaves_nothing(fork, tmp_path, source):
         (fork / "model.safetensors").unlink()
     with largest_file(20_000):
         assert_refused(OSError, "could not be (written|converted)", fork, tmp_path / "out")
-
-
-def test_an_interrupted_conversion_has_no_config(fork, tmp_path, monkeypatch):
-    def interrupt(model, folder, layout):
-        assert not (folder / "config.json").exists() and (folder / "model.safetensors").exists()
-        raise KeyboardInterrupt("stop")
-
-    monkeypatch.setattr(sys.modules["neobert_hf.hub.convert"], "save_config", interrupt)
-    assert_refused(KeyboardInterrupt, "^stop$", fork, tmp_path / "out")

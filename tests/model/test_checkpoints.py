@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from oracle import write_checkpoint
+from oracle import split_gate_and_up, write_checkpoint
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -25,14 +25,6 @@ from neobert_hf.model.weight_files_neobert import canonical_name
 
 PACKAGE = Path(neobert_hf.__file__).parent / "model"
 CODE_FILES = {file.name for file in PACKAGE.glob("*_neobert.py")}
-
-
-@pytest.fixture
-def saved(model, tokenizer, tmp_path):
-    """The tiny masked language model as save_pretrained writes it, with a tokenizer."""
-    model.save_pretrained(tmp_path / "saved")
-    tokenizer.save_pretrained(tmp_path / "saved")
-    return tmp_path / "saved"
 
 
 def tensor_names(folder):
@@ -52,14 +44,6 @@ def test_auto_classes_are_registered_by_importing_the_package(checkpoint, auto_c
 
 
 @pytest.mark.compat
-def test_the_fast_tokenizer_is_registered(saved):
-    (saved / "tokenizer_config.json").write_text("{}")  # only the model type identifies the tokenizer
-    tokenizer = AutoTokenizer.from_pretrained(saved)
-    assert tokenizer.is_fast
-    assert tokenizer("the fox")["input_ids"][0] == tokenizer.convert_tokens_to_ids("[CLS]")
-
-
-@pytest.mark.compat
 def test_a_saved_model_has_the_published_names_the_code_and_the_auto_map(checkpoint, saved):
     assert tensor_names(saved) == tensor_names(checkpoint)
     assert {file.name for file in saved.glob("*.py")} == CODE_FILES
@@ -70,6 +54,10 @@ def test_a_saved_model_has_the_published_names_the_code_and_the_auto_map(checkpo
     assert set(config["auto_map"]) == set(AUTO_CLASSES)
     assert config["auto_map"]["AutoModelForMaskedLM"] == "modeling_neobert.NeoBERTForMaskedLM"
     assert config["auto_map"]["AutoConfig"] == "configuration_neobert.NeoBERTConfig"
+    (saved / "tokenizer_config.json").write_text("{}")  # only the model type identifies the tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(saved)
+    assert tokenizer.is_fast
+    assert tokenizer("the fox")["input_ids"][0] == tokenizer.convert_tokens_to_ids("[CLS]")
 
 
 @pytest.mark.compat
@@ -155,14 +143,6 @@ def test_blocks_with_offloading_give_the_same_logits(model, checkpoint, tmp_path
 # ---------------------------------------------------------------------------------------- refused checkpoints
 
 
-def split_gate_and_up(weights):
-    """The layout of w1 and w2, as in the fork `pszemraj/NeoBERT`."""
-    split = {name: value for name, value in weights.items() if ".ffn.w12." not in name}
-    for name in weights.keys() - split.keys():
-        split[name.replace("w12", "w1")], split[name.replace("w12", "w2")] = np.split(weights[name], 2)
-    return split
-
-
 HALF = "so the head is incomplete; .*"
 CONVERT = "by neobert convert .* DST, and load DST"
 MASKED_LM, CLASSIFIER = "NeoBERTLMHead", "NeoBERTForSequenceClassification"
@@ -193,12 +173,9 @@ def test_an_incomplete_checkpoint_is_refused_with_the_way_out(weights, tmp_path,
         AutoModel.from_pretrained(tmp_path)  # needs no head
 
 
-def test_a_checkpoint_of_another_width_is_refused(checkpoint):
+def test_a_checkpoint_of_another_width_or_a_truncated_one_is_refused(checkpoint, tmp_path):
     with pytest.raises((RuntimeError, ValueError), match="mismatch"):
         AutoModelForMaskedLM.from_pretrained(checkpoint, hidden_size=64, dim_head=None)
-
-
-def test_a_truncated_file_is_refused(checkpoint, tmp_path):
     shutil.copy(checkpoint / "config.json", tmp_path)
     whole = (checkpoint / "model.safetensors").read_bytes()
     for length in (len(whole) // 2, 20, 0):
@@ -361,10 +338,3 @@ def test_the_file_of_the_models_imports_every_shipped_file_directly():
     code = (PACKAGE / "modeling_neobert.py").read_text()
     direct = {f"{name}.py" for name in re.findall(r"^from \.(\w+) import", code, re.MULTILINE)}
     assert direct == CODE_FILES - {"modeling_neobert.py"}
-
-
-def test_the_mini_model_ships_the_same_files():
-    mini = Path(neobert_hf.MINI_MODEL_PATH)
-    assert {file.name for file in mini.glob("*.py")} == CODE_FILES
-    for name in CODE_FILES:
-        assert (mini / name).read_bytes() == (PACKAGE / name).read_bytes()

@@ -58,9 +58,8 @@ def batches():
     documents = [random_ids(n, seed=n) for n in LENGTHS]
     pad = torch.nn.utils.rnn.pad_sequence
     right, mask = pad(documents, True), pad([torch.ones(n).long() for n in LENGTHS], True)
-    left, left_mask = (
-        pad([x.flip(0) for x in rows], True).flip(1) for rows in (documents, [torch.ones(n).long() for n in LENGTHS])
-    )
+    ones = [torch.ones(n).long() for n in LENGTHS]
+    left, left_mask = (pad([x.flip(0) for x in rows], True).flip(1) for rows in (documents, ones))
     row, lengths = torch.cat(documents)[None], torch.tensor(LENGTHS)
     marks = {
         "cu_seq_lens_q": F.pad(lengths.cumsum(0), (1, 0)).int(),
@@ -161,28 +160,6 @@ def test_gradients_of_the_mean_are_those_of_the_oracle_in_every_form(classifier)
         values[at] = kept
         # the error of a central difference: step^2 from curvature, 1e-16 / step from rounding
         assert abs(gradient[at].item() - (losses[0] - losses[1]) / (2 * step)) < 1e-8, name
-
-
-@pytest.mark.slow
-def test_a_compiled_classifier_reads_the_mean(classifier):
-    compiled = torch.compile(classifier, fullgraph=True, backend="aot_eager")
-    wanted = wanted_logits(DOCUMENTS)
-    with torch.no_grad():
-        for form in ("padded", "padded on the left", "packed by cu_seq_lens_q"):
-            assert_exact(compiled(**BATCHES[form]).logits, wanted)
-        for form in ("packed by position_ids", "packed by seq_idx"):  # one prediction per row: its first document
-            assert_exact(compiled(**BATCHES[form]).logits, wanted[:1])
-
-
-@pytest.mark.slow
-def test_an_exported_classifier_reads_the_mean_of_other_shapes(classifier):
-    rows, columns = torch.export.Dim("rows", min=1, max=64), torch.export.Dim("columns", min=2, max=64)
-    shapes = {name: {0: rows, 1: columns} for name in ("input_ids", "attention_mask")}
-    program = torch.export.export(classifier, (), BATCHES["padded"], dynamic_shapes=shapes, strict=False)
-    other = {name: x[:3, :11].contiguous() for name, x in BATCHES["padded"].items()}
-    with torch.no_grad():
-        found = program.module()(**other).logits
-    assert_exact(found, wanted_logits([document[:11] for document in DOCUMENTS[:3]]))
 
 
 def test_multiple_choice_scores_the_mean_of_each_choice(classifier):

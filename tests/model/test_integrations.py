@@ -1,10 +1,12 @@
 """The model with PEFT, pipelines, accelerate, torch.compile and NEFTune."""
 
 import contextlib
+import shutil
 
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM, pipeline
+from transformers.pipelines import SUPPORTED_TASKS
 from transformers.utils import logging
 
 import neobert_hf
@@ -147,34 +149,22 @@ def warnings_of(caplog):
     logging.disable_propagation()
 
 
-@pytest.mark.compat
-def test_the_fill_mask_pipeline_fills_masks(tiny_config, tokenizer):
-    tiny_config.vocab_size = len(tokenizer)
-    fill = pipeline("fill-mask", model=NeoBERTForMaskedLM(tiny_config).eval(), tokenizer=tokenizer, top_k=2)
-    guesses = fill("the quick [MASK] fox")
-    assert len(guesses) == 2 and guesses[0]["score"] >= guesses[1]["score"] > 0
-    batch = fill(["the [MASK]", "a dog and a [MASK] by the old sea"], batch_size=2)
-    alone = fill("the [MASK]")
-    assert [guess["token"] for guess in batch[0]] == [guess["token"] for guess in alone]
+PIPELINES = {
+    "feature-extraction": (NeoBERTModel, "the quick fox"),
+    "fill-mask": (NeoBERTForMaskedLM, "the quick [MASK] fox"),
+    "text-classification": (NeoBERTForSequenceClassification, "the quick fox"),
+    "token-classification": (NeoBERTForTokenClassification, "the quick fox"),
+    "zero-shot-classification": (NeoBERTForSequenceClassification, "the quick fox"),
+    "question-answering": (NeoBERTForQuestionAnswering, {"question": "the fox", "context": "the quick fox sleeps"}),
+}
 
 
 @pytest.mark.compat
-@pytest.mark.parametrize(
-    ("task", "model_class", "text"),
-    [
-        ("feature-extraction", NeoBERTModel, "the quick fox"),
-        ("text-classification", NeoBERTForSequenceClassification, "the quick fox"),
-        ("token-classification", NeoBERTForTokenClassification, "the quick fox"),
-        ("zero-shot-classification", NeoBERTForSequenceClassification, "the quick fox"),
-        ("question-answering", NeoBERTForQuestionAnswering, {"question": "the fox", "context": "the quick fox sleeps"}),
-    ],
-)
-def test_the_pipelines_of_the_heads_run(tiny_config, tokenizer, task, model_class, text):
-    if task == "question-answering":
-        from transformers.pipelines import SUPPORTED_TASKS
-
-        if task not in SUPPORTED_TASKS:
-            pytest.skip("this version of transformers has no question-answering pipeline")
+@pytest.mark.parametrize("task", PIPELINES)
+def test_the_pipelines_of_the_heads_run(tiny_config, tokenizer, task):
+    if task not in SUPPORTED_TASKS:
+        pytest.skip(f"this version of transformers has no pipeline for {task}")
+    model_class, text = PIPELINES[task]
     tiny_config.vocab_size = len(tokenizer)
     extra = {"candidate_labels": ["red", "old"]} if task == "zero-shot-classification" else {}
     model = model_class(tiny_config).eval()
@@ -182,27 +172,26 @@ def test_the_pipelines_of_the_heads_run(tiny_config, tokenizer, task, model_clas
         model.config.label2id = {"contradiction": 0, "entailment": 1}
     run = pipeline(task, model=model, tokenizer=tokenizer)
     result = run(**text) if isinstance(text, dict) else run(text, **extra)
+    assert result
     if task == "feature-extraction":
         with torch.no_grad():
             wanted = model(**tokenizer(text, return_tensors="pt")).last_hidden_state
         torch.testing.assert_close(torch.tensor(result), wanted, rtol=1e-5, atol=1e-5)
-    else:
-        assert result
+    if task == "fill-mask":
+        assert result[0]["score"] >= result[1]["score"] > 0
+        batch = run([text, "a dog and a [MASK] by the old sea"], batch_size=2)
+        assert [guess["token"] for guess in batch[0]] == [guess["token"] for guess in result]
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs g++")
 def test_a_model_compiled_with_inductor_gives_the_same_logits(checkpoint):
-    """The whole model in one graph through the default compiler; needs a C++ compiler, as torch.compile does."""
-    import shutil
-
-    if shutil.which("g++") is None:
-        pytest.skip("torch.compile on a CPU needs g++")
+    """The whole model in one graph through the default compiler."""
     model = AutoModelForMaskedLM.from_pretrained(checkpoint).eval()
     ids = torch.randint(5, 96, (2, 16))
     with torch.no_grad():
-        torch.testing.assert_close(
-            torch.compile(model, fullgraph=True)(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4
-        )
+        compiled = torch.compile(model, fullgraph=True)(ids).logits
+        torch.testing.assert_close(compiled, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_an_embedding_hook_gets_rows_and_its_output_is_used(checkpoint):

@@ -24,7 +24,6 @@ from neobert_hf.model.kernels_neobert import (
     multiply_by_onednn,
     rms_norm,
     runs_fast,
-    tiled_attention,
 )
 
 BFLOAT16 = torch.bfloat16
@@ -83,9 +82,8 @@ def test_tensors_that_a_hook_keeps_never_change(tiny_config):
 @pytest.fixture(scope="module")
 def wide_model():
     """Two layers with heads of the published width, a padded batch, and its states in float64."""
-    config = NeoBERTConfig(
-        vocab_size=96, num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=1024
-    )
+    shape = dict(num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=1024)
+    config = NeoBERTConfig(vocab_size=96, **shape)
     model = NeoBERTModel(config).eval()
     ids, mask = torch.randint(5, 90, (3, 300)), torch.ones(3, 300, dtype=torch.long)
     mask[1, 190:], mask[2, :130] = 0, 0
@@ -180,15 +178,8 @@ def test_a_hook_on_any_module_is_called_and_its_output_is_used(wide_model):
     block = model.transformer_encoder[1]
     with torch.inference_mode():
         wanted = model(**inputs).last_hidden_state
-        for module in (
-            block.qkv,
-            block.wo,
-            block.ffn,
-            block.ffn.w12,
-            block.ffn.w3,
-            block.attention_norm,
-            block.ffn_norm,
-        ):
+        norms, layers = (block.attention_norm, block.ffn_norm), (block.ffn.w12, block.ffn.w3)
+        for module in (block.qkv, block.wo, block.ffn, *layers, *norms):
             called = []
             handle = module.register_forward_hook(lambda *_, called=called: called.append(True))
             torch.testing.assert_close(model(**inputs).last_hidden_state, wanted, rtol=1e-5, atol=1e-5)  # fp32
@@ -225,12 +216,9 @@ def test_a_mode_counts_every_product_in_inference(wide_model, makes_copy):
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         model(ids)
     config = model.config
-    per_token = (
-        2 * config.num_hidden_layers * (4 * config.hidden_size**2 + 3 * config.hidden_size * config.swiglu_width)
-    )
-    attention = (
-        4 * config.num_hidden_layers * 20**2 * config.hidden_size
-    )  # the counter knows SDPA on some processors only
+    num_layers, width = config.num_hidden_layers, config.hidden_size
+    per_token = 2 * num_layers * (4 * width**2 + 3 * width * config.swiglu_width)
+    attention = 4 * num_layers * 20**2 * width  # the counter knows SDPA on some processors only
     assert counter.get_total_flops() - 20 * per_token in (0, attention)
 
 
@@ -359,7 +347,7 @@ def test_amx_computes_attention_in_one_call_of_sdpa_for_equal_lengths(with_amx, 
     calls, sdpa = [], F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args: calls.append(args) or sdpa(*args))
     q = k = v = torch.randn(3 * 512, 2, 16).bfloat16()
-    tiled_attention(q, k, v, (512,) * 3)
+    kernels_neobert.tiled_attention(q, k, v, (512,) * 3)
     assert len(calls) == with_amx
     assert all(x.dtype == BFLOAT16 and x.shape == (2, 3, 512, 16) for args in calls for x in args)
 
@@ -372,7 +360,7 @@ def test_tiled_attention_equals_softmax_attention(name, scale):
     q, k, v = (torch.randn(sum(lengths), 3, 16).bfloat16() for _ in range(3))
     q = q * scale
     wanted = attend_in_float64(q, k, v, lengths)
-    actual = tiled_attention(q, k, v, lengths)
+    actual = kernels_neobert.tiled_attention(q, k, v, lengths)
     # To first order: a score s that is rounded to bf16 changes its weight by the factor e^(u s), u the unit roundoff; the
     # weight, the mixed values, the sum of the weights and the quotient are rounded once each.
     unit_roundoff = torch.finfo(BFLOAT16).eps / 2
@@ -398,7 +386,10 @@ def test_scores_beyond_the_range_of_the_exponential_are_shifted(shift):
     q[:length, 1, 0], k[:length, 1, 0] = 4 * shift / abs(shift), abs(shift)  # adds `shift` to every score
     shifted_scores = [x.bfloat16() for x in (q, k, v)]
     lengths = (length, length)
-    before, after = tiled_attention(*plain_scores, lengths), tiled_attention(*shifted_scores, lengths)
+    before, after = (
+        kernels_neobert.tiled_attention(*plain_scores, lengths),
+        kernels_neobert.tiled_attention(*shifted_scores, lengths),
+    )
     assert torch.equal(before[:, 0], after[:, 0])
     assert torch.equal(before[length:], after[length:])
     wanted, actual = attend_in_float64(*shifted_scores, lengths)[:length, 1], after[:length, 1]
@@ -407,31 +398,27 @@ def test_scores_beyond_the_range_of_the_exponential_are_shifted(shift):
     # keys and scores of the size of `shift` are rounded, and an error of a score becomes a factor of a weight
     rounding = 4 * abs(shift) * torch.finfo(BFLOAT16).eps
     assert rounding > 1 or largest_error(actual, wanted) < rounding
-
-
-@pytest.mark.usefixtures("with_amx")
-def test_nan_stays_in_its_sequence():
-    length = SHORTEST_TILED
-    q, k, v = (torch.randn(3 * length, 2, 16).bfloat16() for _ in range(3))
-    clean = tiled_attention(q, k, v, (length,) * 3)
-    k[length, 0, 0] = float("nan")
-    out = tiled_attention(q, k, v, (length,) * 3)
-    assert out[length : 2 * length, 0].isnan().all()
-    assert torch.equal(out[:length], clean[:length]) and torch.equal(out[2 * length :], clean[2 * length :])
+    shifted_scores[1][0, 1, 0] = torch.nan  # which stays in its sequence and its head
+    with_nan = kernels_neobert.tiled_attention(*shifted_scores, lengths)
+    assert with_nan[:length, 1].isnan().all() and torch.equal(with_nan[:, 0], before[:, 0])
+    assert torch.equal(with_nan[length:], before[length:])
 
 
 @settings(max_examples=30, deadline=None)
 @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=6), seed=st.integers(0, 2**31), data=st.data())
 def test_tiled_attention_never_mixes_sequences(lengths, seed, data):
+    """Nor does NaN leave its sequence."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(sum(lengths), 2, 16, generator=generator).bfloat16() for _ in range(3))
     changed = data.draw(st.integers(0, len(lengths) - 1))
     start = sum(lengths[:changed])
     part = slice(start, start + lengths[changed])
-    before = tiled_attention(q, k, v, tuple(lengths))
+    before = kernels_neobert.tiled_attention(q, k, v, tuple(lengths))
     others = torch.ones(len(q), dtype=torch.bool)
     others[part] = False
     for x in (q, k, v):
         x[part] = 100 * torch.randn(x[part].shape, generator=generator)
-    after = tiled_attention(q, k, v, tuple(lengths))
+    after = kernels_neobert.tiled_attention(q, k, v, tuple(lengths))
     assert torch.equal(before[others], after[others])
+    k[start, 0, 0] = torch.nan
+    assert torch.equal(before[others], kernels_neobert.tiled_attention(q, k, v, tuple(lengths))[others])

@@ -3,10 +3,12 @@
 import pytest
 import torch
 from test_layout_neobert import LargestTensor
+from torch._dynamo.testing import CompileCounter
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.model import losses_neobert
-from neobert_hf.model.losses_neobert import cross_entropy, cross_entropy_in_chunks
+from neobert_hf.model.losses_neobert import cross_entropy
+from neobert_hf.model.losses_neobert import cross_entropy_in_chunks as chunked
 
 FLOAT64 = dict(rtol=1e-10, atol=1e-10)
 
@@ -19,14 +21,12 @@ def test_a_chunked_loss_equals_the_full_loss(monkeypatch, num_labels, counted):
     hidden = torch.randn(num_labels, 6, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(11, (num_labels,))
     gradients = []
-    for loss in (
-        cross_entropy(decoder(hidden), labels, counted),
-        cross_entropy_in_chunks(decoder, hidden, labels, counted)[0],
-    ):
+    whole, (in_chunks, _) = cross_entropy(decoder(hidden), labels, counted), chunked(decoder, hidden, labels, counted)
+    for loss in (whole, in_chunks):
         gradients.append((loss, *torch.autograd.grad(loss, (hidden, decoder.weight, decoder.bias))))
     for wanted, actual in zip(*gradients):
         torch.testing.assert_close(actual, wanted, **FLOAT64)
-    num_correct = cross_entropy_in_chunks(decoder, hidden, labels, counted)[1]
+    num_correct = chunked(decoder, hidden, labels, counted)[1]
     assert num_correct == sum(int(decoder(row).argmax() == label) for row, label in zip(hidden, labels))
 
 
@@ -67,17 +67,14 @@ def test_sparse_training_compiles_into_one_graph_for_every_shape(tiny_config):
     tiny_config.sparse_prediction = True
     model = NeoBERTForMaskedLM(tiny_config).train()
     torch._dynamo.reset()
-    graphs = []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=count)
+    counter = CompileCounter()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
     for shape in ((2, 12), (3, 20), (5, 31)):
         ids = torch.randint(5, 90, shape)
         labels = torch.where(torch.rand(shape) < 0.4, ids, -100)
-        loss = compiled(ids, attention_mask=torch.ones_like(ids), labels=labels).loss
-        loss.backward()
-        torch.testing.assert_close(loss, model(ids, labels=labels).loss, rtol=1e-5, atol=1e-5)
-    assert len(graphs) == 1
+        results = []
+        for each in (compiled, model):
+            loss = each(ids, attention_mask=torch.ones_like(ids), labels=labels).loss
+            results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
+        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    assert counter.frame_count == 1

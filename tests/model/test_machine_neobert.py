@@ -1,10 +1,5 @@
 """Hardware capabilities: the environment overrides the detection, and no private name of torch is required."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,13 +9,10 @@ from neobert_hf.model.machine_neobert import has_amx, has_bf16_instructions, one
 
 
 @pytest.mark.parametrize(("answer", "dtype"), [("0", torch.float32), ("1", torch.bfloat16)])
-def test_the_environment_overrides_the_detection(monkeypatch, answer, dtype):
+def test_the_environment_overrides_the_detection_and_other_values_are_refused(monkeypatch, answer, dtype):
     monkeypatch.setenv("NEOBERT_CPU_BF16", answer)
     assert has_bf16_instructions() is (answer == "1")
     assert neobert_hf.best_dtype() == neobert_hf.best_dtype(torch.device("cpu")) == dtype
-
-
-def test_other_values_of_the_environment_variable_are_refused(monkeypatch):
     monkeypatch.setenv("NEOBERT_CPU_BF16", "yes")
     with pytest.raises(ValueError, match="NEOBERT_CPU_BF16=yes is neither 0 nor 1"):
         neobert_hf.best_dtype()
@@ -70,6 +62,7 @@ def test_amx_depends_on_what_torch_may_use(monkeypatch, capability, answer, expe
         ({"cpu_name": "Intel Xeon", "avx512_fp16": False, "amx_tile": False}, torch.bfloat16),  # Cooper Lake
         ({"cpu_name": "AMD EPYC", "avx512_fp16": True, "amx_tile": False}, torch.bfloat16),
         ({}, torch.bfloat16),
+        (None, torch.bfloat16),  # a torch that does not tell
     ],
 )
 def test_an_intel_processor_whose_amx_is_hidden_uses_float32(monkeypatch, capabilities, dtype):
@@ -77,28 +70,24 @@ def test_an_intel_processor_whose_amx_is_hidden_uses_float32(monkeypatch, capabi
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(machine_neobert.TORCH, "has_avx512_bf16", lambda: True)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    if capabilities is None:
+        monkeypatch.delattr(torch.cpu, "get_capabilities")
     assert has_bf16_instructions()
     assert neobert_hf.best_dtype() == dtype
 
 
-def test_a_torch_that_does_not_tell_its_capabilities_uses_bf16_instructions(monkeypatch):
-    monkeypatch.delenv("NEOBERT_CPU_BF16", raising=False)
-    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(machine_neobert.TORCH, "has_avx512_bf16", lambda: True)
-    assert neobert_hf.best_dtype() == torch.bfloat16
-
-
 @pytest.mark.parametrize(
-    ("capability", "expected"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)]
+    ("device", "capability", "expected"),
+    [
+        ("cuda", (7, 5), torch.float16),
+        ("cuda", (8, 0), torch.bfloat16),
+        ("cuda", (9, 0), torch.bfloat16),
+        ("mps", None, torch.float32),  # not measured
+    ],
 )
-def test_gpus_before_ampere_use_float16_and_later_gpus_bfloat16(monkeypatch, capability, expected):
+def test_gpus_before_ampere_use_float16_later_ones_bfloat16_others_float32(monkeypatch, device, capability, expected):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert neobert_hf.best_dtype("cuda") == expected
-
-
-def test_a_device_that_was_not_measured_uses_float32():
-    assert neobert_hf.best_dtype("mps") == torch.float32
+    assert neobert_hf.best_dtype(device) == expected
 
 
 @pytest.mark.parametrize(
@@ -112,43 +101,3 @@ def test_onednn_is_chosen_by_processor_and_number_of_rows(monkeypatch, capabilit
     assert onednn_is_best(torch.float32, 16) is few
     assert onednn_is_best(torch.float32, 512) is many
     assert not onednn_is_best(torch.float16, 16)
-
-
-SCRIPT = """
-import hashlib
-from multiprocessing import get_context
-import torch
-from neobert_hf import NeoBERTConfig, NeoBERTModel, inference_copy
-
-def digest(queue):  # in a new process, because the first forward makes cached choices
-    torch.manual_seed(0)
-    config = NeoBERTConfig(hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512, vocab_size=500)
-    model = NeoBERTModel(config).eval()
-    found = hashlib.sha256()
-    with torch.no_grad():
-        for pack in (False, True):
-            if pack:
-                model = inference_copy(model)
-            for length in (1, 16, 300):
-                found.update(model(torch.arange(length)[None] % 500).last_hidden_state.numpy().tobytes())
-    queue.put(found.hexdigest())
-
-if __name__ == "__main__":
-    context = get_context("fork")
-    queue, digests = context.Queue(), set()
-    for _ in range(20):
-        process = context.Process(target=digest, args=(queue,))
-        process.start()
-        digests.add(queue.get(timeout=60))
-        process.join()
-    print(len(digests))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork; without it, 20 processes take minutes")
-def test_twenty_processes_compute_the_same_bits():
-    """The choice of a product depends on the processor, not on timing."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(machine_neobert.__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment)
-    assert done.stdout.split() == ["1"], done.stderr

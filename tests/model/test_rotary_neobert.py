@@ -67,18 +67,6 @@ def test_dynamic_scaling_is_the_same_packed_and_padded(tiny_config):
         assert (states[0] - states[1]).abs().max() < 1e-10
 
 
-def test_rotation_preserves_pair_lengths_position_zero_and_values():
-    qkv = torch.randn(5, 2, 3, 8, dtype=torch.float64)
-    angles = torch.arange(5, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.5, 0.1, 0.01], dtype=torch.float64)
-    table = torch.stack((angles.cos(), angles.sin()), -1)
-    q, k, v = split_and_rotate(qkv, table)
-    assert torch.equal(v, qkv[:, :, 2])
-    for before, after in ((qkv[:, :, 0], q), (qkv[:, :, 1], k)):
-        assert torch.equal(after[0], before[0])
-        lengths = [y.unflatten(-1, (-1, 2)).norm(dim=-1) for y in (before, after)]
-        assert (lengths[0] - lengths[1]).abs().max() < 1e-12
-
-
 def test_no_module_holds_a_buffer(tiny_config):
     """A buffer that __init__ computes is lost when a model is built on the meta device, as in transformers 5."""
     assert not list(NeoBERTModel(tiny_config).buffers())

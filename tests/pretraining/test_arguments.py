@@ -10,10 +10,7 @@ from neobert_hf.pretraining.arguments import PretrainingArguments
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (
-            "--recipe m3",
-            "recipe='m3' is not one of paper, code, and no YAML file such as examples/paper/recipes/m3.yaml",
-        ),
+        ("--recipe m3", "recipe='m3' is not one of paper, code, and no YAML file such as examples/paper/recipes"),
         ("--recipe none.yaml", "recipe='none.yaml' cannot be read"),
         ("--verify_documents False", "--verify_documents"),
         ("--schedule cosine", "schedule='cosine' is not one of paper, code"),

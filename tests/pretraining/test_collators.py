@@ -28,13 +28,10 @@ def test_the_row_holds_every_token_of_every_document_once_and_in_order(tokenizer
 
 
 def test_masks_are_those_that_transformers_draws_for_the_flat_row(tokenizer):
-    documents = [
-        {"input_ids": tokenizer(text)["input_ids"]} for text in ("the quick brown fox", "jumps", "over the dog")
-    ]
+    documents = [{"input_ids": tokenizer(text)["input_ids"]} for text in ("the quick fox", "jumps", "over the dog")]
     packed = PackedMLMCollator(tokenizer, mlm_probability=0.5, seed=7)([dict(document) for document in documents])
-    stock = DataCollatorForLanguageModeling(
-        tokenizer, mlm_probability=0.5, mask_replace_prob=1.0, random_replace_prob=0.0, seed=7
-    )
+    probabilities = dict(mlm_probability=0.5, mask_replace_prob=1.0, random_replace_prob=0.0)
+    stock = DataCollatorForLanguageModeling(tokenizer, **probabilities, seed=7)
     flat = stock([{"input_ids": [token for document in documents for token in document["input_ids"]]}])
     assert all(torch.equal(packed[name], flat[name]) for name in ("input_ids", "labels"))
 
@@ -43,10 +40,8 @@ def test_a_fifth_of_the_ordinary_tokens_and_no_special_token_is_masked(tokenizer
     """Over 30,000 tokens the share has a standard deviation of 0.0023; the tolerance is four of them."""
     ids = tokenizer(" ".join(["the quick brown fox jumps over the lazy dog"] * 7))["input_ids"]
     row = PackedMLMCollator(tokenizer, seed=0)([{"input_ids": ids} for _ in range(500)])
-    is_special = torch.isin(
-        torch.where(row["labels"] != -100, row["labels"], row["input_ids"]), torch.tensor([0, 2, 3])
-    )
     is_masked = row["labels"] != -100
+    is_special = torch.isin(torch.where(is_masked, row["labels"], row["input_ids"]), torch.tensor([0, 2, 3]))
     assert not (is_masked & is_special).any()
     share = is_masked.sum() / (~is_special).sum()
     assert abs(share - 0.2) < 0.0093
@@ -65,19 +60,14 @@ def test_rows_that_a_tokenizer_padded_give_the_batch_of_the_rows_without_padding
     def batches(names, **options):
         tokens = tokenizer(texts, **options)
         rows = [{name: tokens[name][i] for name in names} for i in range(len(texts))]
-        return [
-            PackedMLMCollator(tokenizer, seed=0)(batch) for batch in (rows, list(PackedStream(rows, max_tokens=20)))
-        ]
+        return [PackedMLMCollator(tokenizer, seed=0)(batch) for batch in (rows, [*PackedStream(rows, max_tokens=20)])]
 
     padded = batches(["input_ids", "attention_mask"], padding=True, padding_side=side)
     for expected, batch in zip(batches(["input_ids"]), padded):
         assert batch.keys() == expected.keys()
         assert all(torch.equal(batch[name], expected[name]) for name in batch)
-    packed = {
-        "input_ids": [2, 5, 3, 2, 6, 3, 0],
-        "position_ids": [0, 1, 2, 0, 1, 2, 0],
-        "attention_mask": [1] * 6 + [0],
-    }
+    packed = {"input_ids": [2, 5, 3, 2, 6, 3, 0], "position_ids": [0, 1, 2, 0, 1, 2, 0]}
+    packed |= {"attention_mask": [1] * 6 + [0]}
     assert PackedMLMCollator(tokenizer)([packed])["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2]]
 
 
@@ -163,9 +153,8 @@ def test_every_batch_format_has_the_same_masks(tokenizer):
 def test_bert_masking_replaces_keeps_and_randomizes_tokens(tokenizer):
     """80 / 10 / 10 of 15 %: over 30,000 tokens the shares of the 4,500 have standard deviations of at most 0.006."""
     ids = [2, *([7] * 300), 3]
-    collator = PackedMLMCollator(
-        tokenizer, mlm_probability=0.15, mask_replace_prob=0.8, random_replace_prob=0.1, seed=0
-    )
+    options = dict(mlm_probability=0.15, mask_replace_prob=0.8, random_replace_prob=0.1)
+    collator = PackedMLMCollator(tokenizer, **options, seed=0)
     row = collator([{"input_ids": ids} for _ in range(100)])
     chosen = row["input_ids"][row["labels"] != -100]
     shares = [(chosen == tokenizer.mask_token_id).float().mean(), (chosen == 7).float().mean()]

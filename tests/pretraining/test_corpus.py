@@ -68,9 +68,7 @@ def test_sources_that_are_none_are_refused(files, tmp_path):
 
 
 @pytest.mark.parametrize("num_samples", [100, 10])
-def test_the_source_depends_on_the_content_and_not_on_the_folder_or_the_time_of_a_file(
-    tmp_path, monkeypatch, num_samples
-):
+def test_the_source_depends_on_the_content_and_not_on_folder_or_time_of_a_file(tmp_path, monkeypatch, num_samples):
     """The whole content is hashed, or ten samples of 30 bytes if it exceeds the limit."""
     monkeypatch.setattr(corpus_module, "NUM_SAMPLES", num_samples)
     monkeypatch.setattr(corpus_module, "SAMPLE_BYTES", 30)

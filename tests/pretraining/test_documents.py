@@ -47,7 +47,7 @@ def test_few_files_are_open_at_a_time_and_none_after_the_documents(tmp_path, mon
     seed=st.integers(0, 99),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_a_split_is_disjoint_and_complete_and_selections_hold_what_they_say(
+def test_a_split_is_disjoint_and_complete_and_selections_are_right(
     tmp_path_factory, lengths, num_held_out, least, seed
 ):
     documents = write_documents(tmp_path_factory.mktemp("split"), lengths, documents_per_task=7)

@@ -45,9 +45,7 @@ def test_operations_are_those_that_a_rectangular_batch_computes(tiny_config, len
 
 
 @pytest.mark.parametrize("attn_implementation, pairs", [("sdpa", 13**2 + 7**2), ("eager", 20**2)])
-def test_operations_of_packed_rows_differ_from_those_computed_by_masked_attention_only(
-    tiny_config, attn_implementation, pairs
-):
+def test_operations_of_packed_rows_are_not_those_of_masked_attention(tiny_config, attn_implementation, pairs):
     """Eager attention computes the whole row, 20 x 20; SDPA in training on a CPU computes each document."""
     linear, in_attention, ours = counted(tiny_config, [13, 7], True, attn_implementation)
     per_pair = 3 * 4 * tiny_config.hidden_size * tiny_config.num_hidden_layers

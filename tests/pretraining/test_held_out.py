@@ -10,12 +10,8 @@ from neobert_hf.pretraining import RECIPES, PackedMLMCollator, build_model, held
 def test_held_out_losses_are_those_of_a_plain_pass(tokenizer):
     """One document at a time, with the masks that the labels of the collator give."""
     model = build_model(RECIPES["paper"], tokenizer, SMALL).eval()
-    texts = [
-        "the quick brown fox jumps over",
-        "lazy dog",
-        "and then it sleeps in a warm red house by old sea",
-        "a [PAD] b",
-    ]
+    texts = ["the quick brown fox jumps over", "lazy dog", "and then it sleeps in a warm red house by old sea"]
+    texts.append("a [PAD] b")
     found = held_out_losses(model, tokenizer, texts, 12, batch_size=2)
     for number, text in enumerate(texts):
         ids = torch.tensor(tokenizer(text, truncation=True, max_length=12)["input_ids"])

@@ -142,11 +142,7 @@ def test_functions_decide_the_run_and_are_recorded_and_another_one_cannot_resume
         ({"optimizer": lambda p: None}, {}, "optimizer .* returned NoneType, not a torch Optimizer"),
         ({"optimizer": "muon"}, {}, "optimizer='muon' is no function; give a name to PretrainingArguments"),
         ({"schedule": "wsd"}, {}, "schedule='wsd' is no function"),
-        (
-            {"optimizer": own},
-            {"optim": "adamw_torch_8bit"},
-            "optim=adamw_torch_8bit and optim_args=None have no effect",
-        ),
+        ({"optimizer": own}, {"optim": "adamw_torch_8bit"}, "optim=adamw_torch_8bit and optim_args=None have no"),
         ({"optimizer": own}, {"optim": "sgd"}, "optim=sgd and optim_args=None have no effect beside a function"),
         ({"optimizer": own}, {"optimizer": "muon"}, "optimizer='muon' has no effect beside the function own"),
         (
@@ -156,9 +152,7 @@ def test_functions_decide_the_run_and_are_recorded_and_another_one_cannot_resume
         ),
     ],
 )
-def test_a_function_that_would_spoil_a_run_is_refused_before_anything_is_written(
-    corpus, tmp_path, functions, changes, message
-):
+def test_a_function_that_would_spoil_a_run_is_refused_before_a_write(corpus, tmp_path, functions, changes, message):
     with pytest.raises(ValueError, match=message):
         run(corpus, tmp_path / "run", functions=functions, max_steps=4, **changes)
     assert not (tmp_path / "run").exists()

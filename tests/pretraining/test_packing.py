@@ -17,6 +17,7 @@ from transformers import Trainer, TrainingArguments
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, PackedStream
 
+SEEDS = st.integers(0, 99)
 STREAMS = st.lists(st.integers(1, 40), max_size=60)
 
 
@@ -144,33 +145,6 @@ def test_a_resumed_trainer_continues_after_the_last_row_that_was_trained(tiny_co
     assert trained == [row["input_ids"] for row in islice(PackedStream(documents, 12, max_open_rows=2), 4)]
 
 
-def test_rows_of_the_stream_train_under_trainer_as_their_documents_do(tiny_config, tokenizer, tmp_path):
-    texts = ["the quick brown fox", "jumps over the lazy dog", "it sleeps", "in a warm red house by the old sea"]
-    documents = [{"input_ids": tokenizer(text)["input_ids"]} for text in texts * 6]
-    stream = PackedStream(documents, 24, max_open_rows=2)
-    rows = list(stream)
-    collator = PackedMLMCollator(tokenizer, seed=3)
-    seen = []
-
-    class Watched(NeoBERTForMaskedLM):
-        def forward(self, input_ids=None, labels=None, position_ids=None, **kwargs):
-            seen.append(torch.where(labels != -100, labels, input_ids)[0].tolist())
-            return super().forward(input_ids=input_ids, labels=labels, position_ids=position_ids, **kwargs)
-
-    arguments = TrainingArguments(
-        str(tmp_path),
-        max_steps=len(rows),
-        per_device_train_batch_size=1,
-        report_to="none",
-        use_cpu=True,
-        logging_steps=1,
-    )
-    trainer = Trainer(Watched(tiny_config), arguments, train_dataset=stream, data_collator=collator)
-    trainer.train()
-    assert seen == [row["input_ids"] for row in rows]
-    assert all(entry["loss"] > 0 for entry in trainer.state.log_history if "loss" in entry)
-
-
 def test_a_packed_row_is_masked_as_its_documents_are(tokenizer):
     documents = [{"input_ids": tokenizer(text)["input_ids"]} for text in ("the quick brown fox", "jumps", "over it")]
     (row,) = PackedStream(documents, 100)
@@ -236,11 +210,7 @@ def test_a_row_depends_on_its_number_alone():
         rows[300]
 
 
-@given(
-    lengths=st.lists(st.integers(2, 60), min_size=1, max_size=40),
-    max_length=st.integers(3, 30),
-    seed=st.integers(0, 99),
-)
+@given(lengths=st.lists(st.integers(2, 60), min_size=1, max_size=40), max_length=st.integers(3, 30), seed=SEEDS)
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_rows_cut_documents_and_keep_their_special_tokens_and_with_chunks_every_token(lengths, max_length, seed):
     """Documents of tokens from 2 on, between 0 and 1."""
@@ -259,23 +229,18 @@ def test_rows_cut_documents_and_keep_their_special_tokens_and_with_chunks_every_
     assert len(pieces) == sum(max(1, -(-(length - 2) // (max_length - 2))) for length in lengths)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "options", "message"),
-    [
-        ([], {}, "none of the 0 documents is left to pack"),
-        ([0, 0], {}, "none of the 2 documents is left to pack"),
-        (
-            [3, 9],
-            {},
-            r"document 1 has 9 tokens, a row takes 1 to 8; raise row_tokens \(max_tokens\) or lower max_length=None",
-        ),
-        (
-            [3, 9],
-            {"max_length": 2, "special_tokens": (1, 1)},
-            "max_length=2 leaves no token beside the 2 special tokens",
-        ),
-    ],
-)
+TOO_LONG = r"document 1 has 9 tokens, a row takes 1 to 8; raise row_tokens \(max_tokens\) or lower max_length=None"
+ENDS_ONLY = {"max_length": 2, "special_tokens": (1, 1)}
+UNPACKABLE = [
+    ([], {}, "none of the 0 documents is left to pack"),
+    ([0, 0], {}, "none of the 2 documents is left to pack"),
+    ([3, 9], {}, TOO_LONG),
+    ([3, 9], ENDS_ONLY, "max_length=2 leaves no token beside the 2 special tokens"),
+    ([3, 9], {"max_length": 0}, "max_length=0 leaves no token"),
+]
+
+
+@pytest.mark.parametrize(("lengths", "options", "message"), UNPACKABLE)
 def test_documents_that_cannot_be_packed_are_refused(lengths, options, message):
     with pytest.raises(ValueError, match=message):
         packed_rows(numbered_documents(lengths), 8, **options)
@@ -313,9 +278,8 @@ def test_each_pass_masks_the_same_rows_anew(tokenizer):
 
 def test_workers_draw_other_masks():
     """Rows of the same number in two workers must not be masked alike."""
-    stream = PackedStream(
-        datasets.IterableDataset.from_generator(documents_of, gen_kwargs={"lengths": [8] * 40}), 16, seed=3
-    )
+    documents = datasets.IterableDataset.from_generator(documents_of, gen_kwargs={"lengths": [8] * 40})
+    stream = PackedStream(documents, 16, seed=3)
     for num_workers in (0, 2):
         rows = list(DataLoader(stream, batch_size=None, num_workers=num_workers))
         assert len(rows) == len({row["mask_seed"] for row in rows}) == 20

@@ -27,6 +27,10 @@ from neobert_hf.runs.manifests import read_json_object
 REPEAT = ("--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "1")  # which change no weights
 
 
+def slow(values):
+    return pytest.param(values, marks=pytest.mark.slow)
+
+
 def arguments(folder, **changes):
     return PretrainingArguments(**{**dict(output_dir=str(folder), tokens_per_step=512), **SIZES, **QUIET, **changes})
 
@@ -57,8 +61,18 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     "changes",
     [
         {"seed": 7, "mask_rate": [0.4, 0.1], "mask_rate_shares": [0.3, 0.7], "optimizer": "muon", "schedule": "wsd"},
-        {"streaming": True, "text_column": "body", "bf16": True, "random_replace_prob": 0.1, "mask_replace_prob": 0.8},
-        {"validation_files": None, "num_held_out": 20, "long_documents": "chunk", "max_length": 16, "optim": "sgd"},
+        slow(
+            {
+                "streaming": True,
+                "text_column": "body",
+                "bf16": True,
+                "random_replace_prob": 0.1,
+                "mask_replace_prob": 0.8,
+            }
+        ),
+        slow(
+            {"validation_files": None, "num_held_out": 20, "long_documents": "chunk", "max_length": 16, "optim": "sgd"}
+        ),
     ],
 )
 def test_the_recorded_recipe_alone_repeats_ten_steps_bit_for_bit(corpus, tmp_path, changes):
@@ -141,7 +155,7 @@ def test_a_stored_plan_and_a_new_plan_give_the_same_losses_and_a_refused_run_mak
 def test_a_stream_yields_all_rows_in_another_process(corpus, tokenizer, tmp_path, num_workers):
     """A DataLoader that spawns its workers pickles the stream."""
     data = CorpusArguments(
-        train_files=[str(corpus / f"{name}.jsonl") for name in ("train", "held_out")], streaming=True
+        train_files=[str(corpus / f"{each}.jsonl") for each in ("train", "held_out")], streaming=True
     )
     training = arguments(tmp_path, dataloader_num_workers=num_workers)
     stream, _ = run_rows.open_stream(data, training, tokenizer)
@@ -198,9 +212,7 @@ def test_one_process_of_a_machine_compares_tokenized_text_with_its_files(corpus,
 
 @pytest.mark.slow
 def test_phase_2_without_validation_files_holds_out_the_documents_of_phase_1_or_is_refused(corpus, tmp_path):
-    options = dict(
-        validation_files=None, num_held_out=20, documents_dir=tmp_path / "documents", max_steps=2, warmup_steps=0
-    )
+    options = dict(validation_files=None, num_held_out=20, documents_dir=tmp_path / "rows", max_steps=2, warmup_steps=0)
     run(corpus, tmp_path / "one", **options)
     options |= dict(phase=2, init_from=tmp_path / "one", warmup_steps=None, config_overrides=None, longer_than=[8, 16])
     with pytest.raises(
@@ -220,21 +232,13 @@ SECOND = {
 HELD_OUT = "its training may have used the documents that are held out here"
 STARTS = {
     "the same run": ({}, {}, None),
-    "more held out, of which the first are those of phase 2": (
-        {"held_out": {"files": [], "num_held_out": 5}},
-        {},
-        None,
-    ),
+    "more held out, of which the first are the same": ({"held_out": {"files": [], "num_held_out": 5}}, {}, None),
     "fewer held out": ({"held_out": {"files": [], "num_held_out": 3}}, {}, HELD_OUT),
     "validation files": ({"held_out": {"files": ["a.txt"], "num_held_out": 4}}, {}, HELD_OUT),
     "a stream": ({"data": {"files": []}}, {}, HELD_OUT),
     "another seed": ({"seed": 2}, {}, HELD_OUT),
     "another seed and files to evaluate on": ({"seed": 2}, {"draws_held_out": False}, None),
-    "another tokenizer": (
-        {"tokenizer_sha256": "b"},
-        {},
-        "its tokenizer is another, with 30 tokens, and this one has 30",
-    ),
+    "a tokenizer": ({"tokenizer_sha256": "b"}, {}, "its tokenizer is another, with 30 tokens, and this one has 30"),
     "a larger tokenizer": ({}, {"num_tokens": 31}, "its tokenizer is another, with 30 tokens, and this one has 31"),
     "another architecture": ({}, {"model_type": "bert"}, "its architecture is bert; give the recipe of phase 1"),
 }

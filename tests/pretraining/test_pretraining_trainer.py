@@ -1,6 +1,7 @@
 """`PretrainingTrainer`: batch format and accumulation change nothing, figures are right, a loss that is not finite ends a run."""
 
 import json
+from itertools import count
 
 import numpy as np
 import pytest
@@ -144,36 +145,31 @@ def test_the_learning_rate_follows_the_schedule_of_the_recipe(trainer_of):
     assert np.allclose(curve(trainer, "learning_rate"), wanted, rtol=1e-12)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(trainer_of, tmp_path):
-    trainer = trainer_of(save_strategy="steps", save_steps=2, logging_steps=100)
-    forward, calls = trainer.model.forward, 0
+def poison_loss(trainer):
+    """In the third row of the sixth step."""
+    forward, calls = trainer.model.forward, count(1)
 
     def poisoned(**inputs):
-        nonlocal calls
-        calls += 1
         outputs = forward(**inputs)
-        if calls == 5 * 8 + 3:  # the third row of the sixth step
+        if next(calls) == 5 * 8 + 3:
             outputs.loss = outputs.loss * float("nan")
         return outputs
 
     trainer.model.forward = poisoned
-    with pytest.raises(
-        FloatingPointError, match=r"loss was not finite in the optimizer steps 5 to 6; the last .*checkpoint-4"
-    ):
-        trainer.train()
-    assert last_complete_checkpoint(tmp_path).name == "checkpoint-4"
 
 
-def test_a_gradient_that_is_not_finite_is_not_saved(trainer_of, tmp_path):
+def poison_gradient(trainer):
+    trainer.model.decoder.weight.register_hook(
+        lambda gradient: gradient * (float("nan") if trainer.state.global_step == 5 else 1.0)
+    )
+
+
+@pytest.mark.parametrize(("name", "poison"), [("loss", poison_loss), ("gradient", poison_gradient)])
+def test_a_loss_or_gradient_that_is_not_finite_stops_the_run_and_is_not_saved(trainer_of, tmp_path, name, poison):
     trainer = trainer_of(save_strategy="steps", save_steps=2, logging_steps=100)
-
-    def poison(gradient):
-        return gradient * (float("nan") if trainer.state.global_step == 5 else 1.0)
-
-    trainer.model.decoder.weight.register_hook(poison)
-    with pytest.raises(
-        FloatingPointError, match=r"gradient was not finite in the optimizer steps 5 to 6; .*checkpoint-4"
-    ):
+    poison(trainer)
+    words = rf"{name} was not finite in the optimizer steps 5 to 6; .*checkpoint-4"
+    with pytest.raises(FloatingPointError, match=words):
         trainer.train()
     assert last_complete_checkpoint(tmp_path).name == "checkpoint-4"
 

@@ -1,7 +1,6 @@
 """Recipes hold the paper's values; the schedule meets every corner and scales with the number of steps."""
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,24 +8,13 @@ import pytest
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.recipes import RECIPES, Recipe, load_recipe
 
+SHARES = "must sum to 1, with a share for each of mask_rate"
 ABLATIONS = Path(__file__).parents[2] / "examples/paper/recipes"
-
-
-def ablation(name):
-    return load_recipe(str(ABLATIONS / f"{name}.yaml"))
 
 
 # (step, share of the peak), computed by hand from the paper's section 3.3 and from the formula of the authors' code.
 CORNERS = {
-    "paper": [
-        (0, 0.0),
-        (1_000, 0.5),
-        (2_000, 1.0),
-        (451_000, 0.55),
-        (900_000, 0.1),
-        (1_000_000, 0.1),
-        (2_000_000, 0.1),
-    ],
+    "paper": [(0, 0.0), (1_000, 0.5), (2_000, 1.0), (451_000, 0.55), (900_000, 0.1), (10**6, 0.1), (2 * 10**6, 0.1)],
     "code": [(0, 1e-4), (1_000, 0.50005), (2_000, 1.0), (452_000, 0.55), (900_000, 0.1), (1_000_000, 0.1)],
     # 1 - sqrt of the share of the decay that has passed
     "wsd": [(0, 0.0), (1_000, 0.5), (2_000, 1.0), (900_000, 1.0), (925_000, 0.5), (1_000_000, 0.0), (2_000_000, 0.0)],
@@ -40,17 +28,6 @@ CORNERS = {
 def test_the_schedule_meets_its_corners(name, step, share):
     recipe = RECIPES["code" if name == "code" else "paper"].replace(schedule=name)
     assert math.isclose(recipe.learning_rate_factor(step), share, rel_tol=1e-12, abs_tol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["paper", "code"])
-def test_the_schedule_rises_then_falls_without_jumps(name):
-    recipe = RECIPES[name].replace(max_steps=10_000)
-    factors = [recipe.learning_rate_factor(step) for step in range(10_001)]
-    peak = factors.index(max(factors))
-    assert peak == recipe.warmup_steps == 20
-    assert factors[: peak + 1] == sorted(factors[: peak + 1])
-    assert factors[peak:] == sorted(factors[peak:], reverse=True)
-    assert max(abs(a - b) for a, b in zip(factors[peak:], factors[peak + 1 :])) < 2e-4  # pi / 2 * 0.9 / 8,980 steps
 
 
 def test_mask_rates_follow_one_another_for_their_shares_of_the_steps():
@@ -72,12 +49,8 @@ def test_fewer_steps_scale_warmup_and_decay_unless_they_are_given():
 def test_the_recipe_of_the_paper_has_its_values():
     """Section 3.3 and Table 2, by hand."""
     recipe = RECIPES["paper"]
-    assert (recipe.learning_rate, recipe.warmup_steps, recipe.decay_until, recipe.max_steps) == (
-        6e-4,
-        2000,
-        900_000,
-        10**6,
-    )
+    assert (recipe.warmup_steps, recipe.decay_until, recipe.max_steps) == (2000, 900_000, 10**6)
+    assert recipe.learning_rate == 6e-4
     assert (recipe.adam_beta1, recipe.adam_beta2, recipe.adam_epsilon) == (0.9, 0.95, 1e-8)
     assert (recipe.weight_decay, recipe.max_grad_norm) == (0.1, 1.0)
     assert (recipe.max_length, recipe.tokens_per_step) == (1024, 2**21)
@@ -91,25 +64,6 @@ def test_the_second_phase_has_the_values_of_the_paper():
     assert {recipe.learning_rate_factor(step) for step in (0, 1, 49_999)} == {0.1}
 
 
-def test_ablations_change_only_the_values_of_table_2():
-    """Each ablation is compared with its predecessor; the paper rejects M3 and M6, so M4 follows M2 and M7 follows M5."""
-    changed = {
-        ("m0", "m1"): {"architecture"},
-        ("m1", "m2"): {"corpus", "text_column"},
-        ("m2", "m3"): {"tokenizer"},
-        ("m2", "m4"): {"schedule", "weight_decay", "adam_beta2"},
-        ("m4", "m5"): {"mask_rate", "mask_replace_prob", "random_replace_prob"},
-        ("m5", "m6"): {"batch_format"},
-        ("m5", "m7"): {"config"},
-        ("m7", "m8"): {"config"},
-    }
-    for (before, after), names in changed.items():
-        a, b = asdict(ablation(before)), asdict(ablation(after))
-        assert {name for name in a if a[name] != b[name]} == names, (before, after)
-    assert ablation("m9") == RECIPES["paper"]
-    assert {file.stem for file in ABLATIONS.iterdir()} == {f"m{number}" for number in range(10)}
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -120,11 +74,8 @@ def test_ablations_change_only_the_values_of_table_2():
         ({"schedule": "wsd", "decay_from": 1_000}, "warmup_steps=2000, decay_from=1000 and max_steps=1000000 must"),
         ({"optimizer": "sgd"}, "optimizer='sgd' is not one of adamw, muon"),
         ({"mask_rate": ()}, "is not above 0 and at most 1"),
-        (
-            {"mask_rate": (0.3, 0.1), "mask_rate_shares": (0.5, 0.4)},
-            "must sum to 1, with a share for each of mask_rate",
-        ),
-        ({"mask_rate": (0.3, 0.1), "mask_rate_shares": (1.0,)}, "must sum to 1, with a share for each of mask_rate"),
+        ({"mask_rate": (0.3, 0.1), "mask_rate_shares": (0.5, 0.4)}, SHARES),
+        ({"mask_rate": (0.3, 0.1), "mask_rate_shares": (1.0,)}, SHARES),
         ({"architecture": "roberta-prelayernorm"}, "cannot keep packed documents apart"),
     ],
 )

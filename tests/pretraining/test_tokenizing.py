@@ -78,9 +78,7 @@ def test_documents_are_whole_and_have_the_ids_that_the_tokenizer_gives(tokenizer
 
 
 @pytest.mark.parametrize("long_documents", ["truncate", "chunk"])
-def test_rows_cut_documents_as_the_tokenizer_truncates_and_returns_what_overflows(
-    tokenizer, corpus, tmp_path, long_documents
-):
+def test_rows_cut_documents_as_the_tokenizer_truncates_and_overflows(tokenizer, corpus, tmp_path, long_documents):
     documents = tokenize(corpus, tokenizer, tmp_path / "out", workers=1)
     options = dict(special_tokens=documents.special_tokens, long_documents=long_documents)
     rows = packed_rows(documents, 64, max_length=12, **options)
@@ -169,9 +167,7 @@ def test_an_interrupted_run_continues_after_its_whole_tasks_and_a_finished_one_r
     assert len(tokenize(corpus, tokenizer, out)) == 57
 
 
-def test_another_corpus_tokenizer_or_number_of_tasks_is_refused_in_a_folder_that_was_begun_or_finished(
-    tokenizer, corpus, tmp_path
-):
+def test_another_corpus_tokenizer_or_number_of_tasks_is_refused_in_a_folder_that_was_begun(tokenizer, corpus, tmp_path):
     other = train_wordpiece(["some other words to learn"] * 20, vocab_size=64)
     interrupt(corpus, tokenizer, tmp_path / "begun")
     tokenize(corpus, tokenizer, tmp_path / "finished", workers=1)

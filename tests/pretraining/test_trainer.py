@@ -10,7 +10,6 @@ from neobert_hf import (
     NeoBERTForTokenClassification,
     PackedMLMCollator,
 )
-from neobert_hf.hub.verify import verify
 from neobert_hf.pretraining.trainer import predicted_tokens
 
 
@@ -89,55 +88,16 @@ def test_batch_and_accumulation_give_the_same_step(tiny_config, masked_rows, tmp
         assert abs(float(other_loss) - float(loss)) < 1e-4  # some versions log four digits
         for name, parameter in parameters.items():
             # the step is 0.05 times the gradient, so this is 1e-5 on the gradient
-            torch.testing.assert_close(
-                other_parameters[name], parameter, rtol=0, atol=5e-7, msg=lambda m, n=name: f"{n}: {m}"
-            )
-
-
-@pytest.mark.compat
-@pytest.mark.slow
-def test_a_step_learns_and_its_checkpoint_loads_in_a_clean_process(tiny_config, tokenizer, tmp_path):
-    rows = [{"input_ids": ids} for ids in tokenizer(["the quick brown fox jumps over the lazy dog"] * 16)["input_ids"]]
-    set_seed(0)
-    training = arguments(
-        tmp_path, max_steps=10, save_strategy="steps", save_steps=10, per_device_train_batch_size=8, optim="adamw_torch"
-    )
-    trainer = Trainer(
-        NeoBERTForMaskedLM(tiny_config),
-        training,
-        train_dataset=rows,
-        data_collator=PackedMLMCollator(tokenizer),
-        processing_class=tokenizer,
-    )
-    trainer.train()
-    losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[-1] < losses[0]
-    report = verify(tmp_path / "checkpoint-10")
-    assert report["ok"], report
-
-
-def test_a_streamed_dataset_trains_with_packing(tiny_config, tokenizer, tmp_path):
-    """accelerate slices every tensor of a streamed batch by rows, so every tensor must have one row."""
-    from datasets import IterableDataset
-
-    rows = [{"input_ids": ids} for ids in tokenizer(["the quick brown fox", "a dog"] * 8)["input_ids"]]
-    trainer = Trainer(
-        NeoBERTForMaskedLM(tiny_config),
-        arguments(tmp_path, max_steps=2, per_device_train_batch_size=4),
-        train_dataset=IterableDataset.from_generator(lambda: iter(rows)),
-        data_collator=PackedMLMCollator(tokenizer),
-    )
-    assert trainer.train().global_step == 2
+            found = other_parameters[name]
+            torch.testing.assert_close(found, parameter, rtol=0, atol=5e-7, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_config, tokenizer, tmp_path):
     """Tensors that several processes gather for `compute_metrics` must have one shape; Trainer pads the labels to one shape."""
     tiny_config.sparse_prediction = True
     model = NeoBERTForMaskedLM(tiny_config)
-    rows = [
-        {"input_ids": ids}
-        for ids in tokenizer(["the quick brown fox jumps", "a dog sleeps by the sea"] * 4)["input_ids"]
-    ]
+    texts = ["the quick brown fox jumps", "a dog sleeps by the sea"] * 4
+    rows = [{"input_ids": ids} for ids in tokenizer(texts)["input_ids"]]
     collator, seen = PackedMLMCollator(tokenizer, batch_format="padded", seed=0, mlm_probability=0.5), []
     trainer = Trainer(
         model,
@@ -148,10 +108,8 @@ def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_c
         preprocess_logits_for_metrics=predicted_tokens,
     )
     trainer.evaluate()
-    (predictions, labels), collator = (
-        seen[0],
-        PackedMLMCollator(tokenizer, batch_format="padded", seed=0, mlm_probability=0.5),
-    )
+    ((predictions, labels),) = seen
+    collator = PackedMLMCollator(tokenizer, batch_format="padded", seed=0, mlm_probability=0.5)
     assert predictions.shape == labels.shape
     model.config.sparse_prediction = False
     for start in (0, 4):
@@ -160,8 +118,7 @@ def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_c
             wanted = model(**batch).logits.argmax(-1).where(batch["labels"] != -100, -100)
         found = torch.from_numpy(predictions[start : start + 4])[:, : wanted.shape[1]]
         assert torch.equal(found, wanted)
-        padded = torch.nn.functional.pad(
-            batch["labels"], (0, 3), value=-100
-        )  # Trainer pads to the longest row of all processes
+        # Trainer pads to the longest row of all processes
+        padded = torch.nn.functional.pad(batch["labels"], (0, 3), value=-100)
         logits = model(**batch).logits[batch["labels"] != -100]
         assert torch.equal(predicted_tokens(logits, padded)[:, :-3], wanted)

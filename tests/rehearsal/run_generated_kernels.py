@@ -26,10 +26,8 @@ def run(folder: Path, name: str, case: dict) -> None:
     interpreted_gpu.sources.clear()
     torch.compiler.reset()
     options = dict(attn_implementation=case["attention"], dtype=case["dtype"])
-    model, counter = (
-        NeoBERTForMaskedLM.from_pretrained(folder / "model", **options),
-        CompileCounterWithBackend("inductor"),
-    )
+    model = NeoBERTForMaskedLM.from_pretrained(folder / "model", **options)
+    counter = CompileCounterWithBackend("inductor")
     results = []
     if name.startswith("regions"):
         forward = copy_as_on_a_gpu(model, counter)

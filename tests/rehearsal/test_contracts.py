@@ -106,21 +106,6 @@ def test_the_stand_in_of_flash_attention_has_the_signature_of_the_package(source
     assert Version(version) == Version(stand_in_version(known)), "the signature is the same: raise the version"
 
 
-def test_flash_attention_has_the_names_that_transformers_imports(sources):
-    from transformers import modeling_flash_attention_utils
-
-    modules = {"flash_attn": FUNCTIONS["FlashAttention 2"], "flash_attn_interface": FUNCTIONS["FlashAttention 3"]}
-    modules["flash_attn.cute"] = FUNCTIONS["FlashAttention 4"]
-    modules["flash_attn.bert_padding"] = ("flash-attn", "flash_attn/bert_padding.py", None)
-    imports = definition(Path(modeling_flash_attention_utils.__file__), "_lazy_imports")
-    found = [node for node in ast.walk(imports) if isinstance(node, ast.ImportFrom) and not node.level]
-    assert {node.module for node in found} == set(modules)
-    for node in found:
-        distribution, file, _ = modules[node.module]
-        for name in node.names:
-            definition(sources[distribution].folder / file, name.name)
-
-
 # ---------------------------------------------------------------------------------------- limits of FlashAttention
 
 

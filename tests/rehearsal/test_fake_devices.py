@@ -45,11 +45,7 @@ STAND_INS = (*FLASH, "xformers")
 HALF_ONLY = (*FLASH, "torch_varlen")
 PACKED_ONLY = (*HALF_ONLY, "xformers")
 READS_BOUNDARIES = HALF_ONLY
-ON_DEVICE = {
-    "cuda": ("sdpa", "eager", "torch_varlen", *STAND_INS),
-    "mps": ("sdpa", "eager"),
-    "xpu": ("sdpa", "eager"),
-}
+ON_DEVICE = {"cuda": ("sdpa", "eager", "torch_varlen", *STAND_INS), "mps": ("sdpa", "eager"), "xpu": ("sdpa", "eager")}
 
 HEADS = {
     "encoder": (neobert_hf.NeoBERTModel, {}),
@@ -102,10 +98,7 @@ def inputs_of(head, layout, has_spans=True):
     if head.startswith("sequence"):
         return inputs | {"labels": torch.arange(rows) % 3}
     if head == "question answering" and has_spans and layout in ROW_LAYOUTS:
-        return inputs | {
-            "start_positions": torch.zeros(rows, dtype=torch.long),
-            "end_positions": torch.ones(rows).long(),
-        }
+        return inputs | dict(start_positions=torch.zeros(rows).long(), end_positions=torch.ones(rows).long())
     return inputs
 
 
@@ -329,12 +322,7 @@ def report():
     if set(CASES) == DONE:
         versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
         rows = [
-            {
-                "backend": backend,
-                "device": device,
-                "word": "simulated" if backend in STAND_INS else "rehearsed",
-                **counts,
-            }
+            dict(backend=backend, device=device, word="simulated" if backend in STAND_INS else "rehearsed", **counts)
             for (device, backend), counts in REPORTED.items()
         ]
         REPORT.write_text(json.dumps({"benchmark": "rehearsal", "versions": versions, "rows": rows}, indent=2) + "\n")

@@ -14,14 +14,8 @@ from conftest import run_main
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from neobert_hf import (
-    NeoBERTConfig,
-    NeoBERTForMaskedLM,
-    NeoBERTForSequenceClassification,
-    lora_config,
-    open_adapter,
-    save_adapter,
-)
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
+from neobert_hf.runs.adapters import lora_config, open_adapter, save_adapter
 
 IDS, LABELS = torch.arange(5, 37).reshape(8, 4), torch.tensor([0, 1] * 4)
 NAMES = {0: "no", 1: "yes"}
@@ -37,9 +31,8 @@ def base(checkpoint, tmp_path):
 def trained_adapter(base, seed, labels=LABELS, steps=20):
     """A model with an adapter, and its losses; the seed decides the new head and the adapter."""
     torch.manual_seed(seed)
-    model = AutoModelForSequenceClassification.from_pretrained(
-        base, id2label=NAMES, problem_type="single_label_classification"
-    )
+    options = {"id2label": NAMES, "problem_type": "single_label_classification"}
+    model = AutoModelForSequenceClassification.from_pretrained(base, **options)
     model = peft.get_peft_model(model, lora_config("SEQ_CLS", r=4, lora_alpha=8))
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], 1e-2)
     losses = []
@@ -65,9 +58,7 @@ def test_an_adapter_learns_and_changes_nothing_but_itself_and_the_head(base):
     assert len(encoder) > 10
     for name, weight in encoder.items():
         assert torch.equal(weight, saved["model." + name.replace("base_layer.", "")]), name
-    changed = {
-        name.split(".")[-3] for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name
-    }
+    changed = {name.split(".")[-3] for name, x in model.named_parameters() if x.requires_grad and "lora_" not in name}
     assert changed == {"modules_to_save"}
 
 
@@ -118,62 +109,51 @@ def test_an_adapter_that_trains_the_embedding_is_known_by_the_embedding_below(ba
     assert torch.equal(again.get_input_embeddings().weight, model.get_input_embeddings().weight)
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"hidden_size": 64}, {"vocab_size": 200}], ids=["weights", "width", "vocabulary"]
-)
-def test_an_adapter_of_another_base_model_is_refused_in_one_line(base, tmp_path, changes):
+CHANGES = {"weights": {}, "width": {"hidden_size": 64}, "vocabulary": {"vocab_size": 200}, "trained again": None}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_adapter_of_another_base_model_is_refused_in_one_line(base, tmp_path, name):
     save_adapter(trained_adapter(base, 1, steps=1)[0], tmp_path / "adapter")
-    config = NeoBERTConfig.from_pretrained(base, **changes)
-    NeoBERTForMaskedLM(config).save_pretrained(tmp_path / "other")
-    with pytest.raises(
-        ValueError, match=r"adapter was trained on .*base, and .*other is another model; give the forme"
-    ) as error:
+    if CHANGES[name] is None:
+        model = AutoModelForSequenceClassification.from_pretrained(base)
+        with torch.no_grad():
+            for weight in model.model.transformer_encoder.parameters():
+                weight += 1e-2 * torch.randn_like(weight)
+    else:
+        model = NeoBERTForMaskedLM(NeoBERTConfig.from_pretrained(base, **CHANGES[name]))
+    model.save_pretrained(tmp_path / "other")
+    words = r"adapter was trained on .*base, and .*other is another model; give the forme"
+    with pytest.raises(ValueError, match=words) as error:
         open_adapter(AutoModelForSequenceClassification, tmp_path / "adapter", str(tmp_path / "other"))
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_base_model_that_was_trained_again_is_another_model(base, tmp_path):
-    save_adapter(trained_adapter(base, 1, steps=1)[0], tmp_path / "adapter")
-    model = AutoModelForSequenceClassification.from_pretrained(base)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "transformer_encoder" in name:
-                weight += 1e-2 * torch.randn_like(weight)
-    model.save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match="other is another model"):
-        open_adapter(AutoModelForSequenceClassification, tmp_path / "adapter", str(tmp_path / "other"))
-
-
-def test_a_base_model_that_was_moved_is_given_by_its_new_place(base, tmp_path):
+def test_a_base_model_that_was_moved_is_given_by_its_place_and_a_folder_without_record_is_refused(base, tmp_path):
     model, _ = trained_adapter(base, 1, steps=1)
     save_adapter(model, tmp_path / "adapter")
+    model.save_pretrained(tmp_path / "of_peft")
     os.rename(base, tmp_path / "moved")
-    with pytest.raises(ValueError, match=r"base does not exist; give an existing folder"):
-        open_adapter(AutoModelForSequenceClassification, tmp_path / "adapter")
+    for name, error, words in (
+        ("adapter", ValueError, r"base does not exist; give an existing folder"),
+        ("of_peft", FileNotFoundError, r"of_peft has no base\.json; give the folder of an adapter that save_adapter"),
+    ):
+        with pytest.raises(error, match=words):
+            open_adapter(AutoModelForSequenceClassification, tmp_path / name)
     again = open_adapter(AutoModelForSequenceClassification, tmp_path / "adapter", str(tmp_path / "moved"))
     assert torch.equal(logits(again), logits(model))
-
-
-def test_a_folder_without_the_record_of_the_base_is_refused(base, tmp_path):
-    trained_adapter(base, 1, steps=1)[0].save_pretrained(tmp_path / "adapter")
-    with pytest.raises(
-        FileNotFoundError, match=r"adapter has no base\.json; give the folder of an adapter that save_adapter"
-    ):
-        open_adapter(AutoModelForSequenceClassification, tmp_path / "adapter")
 
 
 @pytest.fixture
 def files(base, tokenizer, tmp_path):
     """A base model, and rows whose label is whether they hold `red` or `old`."""
     shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
-    NeoBERTForMaskedLM(NeoBERTConfig(vocab_size=len(tokenizer), **shape, embedding_init_range=0.5)).save_pretrained(
-        base
-    )
+    config = NeoBERTConfig(vocab_size=len(tokenizer), **shape, embedding_init_range=0.5)
+    NeoBERTForMaskedLM(config).save_pretrained(base)
     tokenizer.save_pretrained(base)
     starts = ["the fox", "a dog", "it jumps", "lazy sea", "warm house"]
-    rows = [
-        {"text": f"{start} {word}", "label": name} for start in starts for word, name in (("red", "R"), ("old", "O"))
-    ]
+    words = (("red", "R"), ("old", "O"))
+    rows = [{"text": f"{start} {word}", "label": name} for start in starts for word, name in words]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 20))
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path

@@ -35,7 +35,7 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 
-GLUE = Path(__file__).parents[2] / "glue"
+GLUE = Path(__file__).with_name("glue")
 WORDS = SENTENCE.split()
 
 # First line of each original file, and a row whose texts have quotation marks, with its label.

@@ -18,7 +18,7 @@ conversion = pytest.importorskip("transformers.core_model_loading", reason="tran
 if not hasattr(conversion, "PermuteForRope"):
     pytest.skip("this transformers has no PermuteForRope", allow_module_level=True)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FP32 = 1e-5  # of the largest value: another order of summation
 
 # One process for all checkpoints, without the package: its registration of the model type would win.

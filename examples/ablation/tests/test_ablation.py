@@ -19,8 +19,6 @@ from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.pretraining import PackedMLMCollator, open_text
 from neobert_hf.pretraining.arguments import VALUES
 
-pytestmark = pytest.mark.slow  # a project of its own: `make test-all` runs it
-
 
 @pytest.fixture
 def common(corpus):

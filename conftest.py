@@ -37,7 +37,7 @@ from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.model.layout_neobert import Boundaries
 from neobert_hf.model.plan_neobert import make_plan
 
-GOLDEN = Path(__file__).with_name("golden")
+GOLDEN = Path(__file__).with_name("tests") / "golden"
 
 SENTENCE = "the quick brown fox jumps over lazy dog and then it sleeps in a warm red house by old sea"
 
@@ -165,6 +165,14 @@ def classifier_checkpoint(weights, tmp_path_factory):
 def model(checkpoint):
     """The tiny masked language model in float32, in evaluation mode."""
     return neobert_hf.NeoBERTForMaskedLM.from_pretrained(checkpoint).eval()
+
+
+@pytest.fixture
+def saved(model, tokenizer, tmp_path):
+    """A folder with the tiny masked language model as save_pretrained writes it, with a tokenizer."""
+    model.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
 
 
 @pytest.fixture
