@@ -188,6 +188,7 @@ def peer_arguments(corpus, tmp_path):
     return SimpleNamespace(corpus=str(corpus), folder=str(tmp_path / "runs"), **sizes)
 
 
+@pytest.mark.slow
 def test_the_three_models_have_equal_numbers_of_parameters_within_two_percent(tokenizer):
     larger = copy.deepcopy(tokenizer)
     larger.add_tokens([f"token{i}" for i in range(4096 - len(tokenizer))])
@@ -200,6 +201,7 @@ def test_the_three_models_have_equal_numbers_of_parameters_within_two_percent(to
     assert outside == [2 * 4096 * 256, (4096 + 256 + 2) * 256, 4096 * 256]
 
 
+@pytest.mark.slow
 def test_every_arm_trains_the_same_sizes_and_predicts_the_same_tokens(peer_arguments, monkeypatch):
     seen, original = [], peers.held_out_losses
     monkeypatch.setattr(peers, "held_out_losses", lambda *args: seen.append(original(*args)) or seen[-1])
@@ -211,7 +213,9 @@ def test_every_arm_trains_the_same_sizes_and_predicts_the_same_tokens(peer_argum
     assert 0.1 < results[0]["num_predicted"] / sum(seen[0]["num_tokens"]) < 0.2
 
 
-@pytest.mark.parametrize("name", peers.SHAPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "NeoBERT" else pytest.mark.slow) for name in peers.SHAPES]
+)
 def test_held_out_figures_are_those_of_each_document_alone(name, peer_arguments, tokenizer):
     """The expected figures are computed document by document, without padding, with the masks of the collator."""
     file = Path(peers.prepare(peer_arguments)["folder"], "held_out.jsonl")

@@ -142,6 +142,7 @@ def test_the_metrics_are_those_of_squad():
     assert answer_metrics(["x"], [{"text": ["x"]}]) == {"exact_match": 1, "f1": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_the_script_learns_which_word_answers_and_the_saved_model_gives_the_predictions(tokenizer, tmp_path):
     """`fox` is the answer to `the quick`; a text without it has none. Some texts have several windows."""

@@ -67,6 +67,7 @@ def test_the_head_gives_the_probabilities_of_scikit_learn_also_after_loading(mod
     assert not [file for file in (tmp_path / "saved").rglob("*") if file.suffix in (".pkl", ".bin", ".joblib", ".pt")]
 
 
+@pytest.mark.slow
 def test_a_trained_mini_model_embeds_the_empty_text_and_opens_with_the_same_logits(tmp_path):
     words = ["fox", "dog", "sea", "house"]
     texts = [f"open the {word} file" for word in words] + [f"wait for {word} seconds" for word in words]
@@ -174,6 +175,7 @@ def test_the_script_learns_from_eight_examples_and_predicts_again_without_traini
     pandas.testing.assert_frame_equal(pandas.read_csv(tmp_path / "again/predictions.csv"), found)
 
 
+@pytest.mark.slow
 def test_a_trained_model_is_a_start_for_other_classes(model_folder, tmp_path):
     """Three classes become two."""
     options = {"max_steps": 1, "learning_rate": 0.0, "use_cpu": True, "disable_tqdm": True}

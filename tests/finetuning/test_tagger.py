@@ -214,6 +214,7 @@ def test_a_fit_without_a_folder_learns_and_a_saved_tagger_predicts_the_same(star
         tagger.fit(words[:1], [["O"]])
 
 
+@pytest.mark.slow
 def test_predictions_have_the_scheme_of_the_training_tags_and_the_model_the_tags_of_pipelines(start, tmp_path):
     """A saved tagger that gets a test file alone remembers the scheme; a second training on other tags does not."""
     words = ["the", "fox", "and", "the", "quick", "brown", "dog"]
