@@ -298,6 +298,7 @@ def test_predict_finds_the_entities_of_the_pipeline(tiny_config, tokenizer, tmp_
         onnx.predict(("a", "b"))
 
 
+@pytest.mark.slow
 def test_predict_fills_the_masks_of_the_pipeline(tiny_config, tokenizer, tmp_path):
     model, onnx = exported(neobert_hf.NeoBERTForMaskedLM, tiny_config, tokenizer, tmp_path)
     settings = tmp_path / "exported/tokenizer_config.json"

@@ -107,6 +107,7 @@ def half(step):
     return 0.5
 
 
+@pytest.mark.slow
 def test_functions_decide_the_run_and_are_recorded_and_another_one_cannot_resume_it(corpus, tmp_path, capsys):
     folder, functions = tmp_path / "run", {"optimizer": own, "schedule": half}
     run(corpus, folder, functions=functions, max_steps=4)
@@ -165,6 +166,7 @@ def test_a_partial_and_a_class_are_named_by_what_they_call(parameters):
     assert describe_schedule(partial(max, 0.5), 3)["function"] == "max"
 
 
+@pytest.mark.slow
 @needs_muon
 def test_the_command_line_trains_with_muon_wsd_and_a_falling_mask_rate(corpus, tmp_path, capsys):
     options = dict(optimizer="muon", schedule="wsd", mask_rate=[0.3, 0.15, 0.05])
