@@ -190,6 +190,7 @@ def small_model(folder, tokenizer):
     return str(folder)
 
 
+@pytest.mark.slow
 def test_instructions_decide_between_two_targets_of_one_question_in_a_training_from_python(tmp_path):
     """Each question has one target for each instruction, from the same words; without instructions recall is at most one half."""
     words = SYLLABLES

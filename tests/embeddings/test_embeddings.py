@@ -121,6 +121,7 @@ np.savez(sys.argv[3], vectors=vectors, scores=reranker.predict([("the fox", "a r
 """
 
 
+@pytest.mark.slow
 def test_saved_folders_give_the_same_embeddings_and_scores_without_the_package(folder, tmp_path):
     model = sentence_transformer(str(folder), prompts={"query": "search: "}, normalize=True)
     model.save_pretrained(str(tmp_path / "saved"))

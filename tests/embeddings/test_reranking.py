@@ -88,6 +88,7 @@ def test_a_pair_is_truncated_on_its_longer_side_and_padding_changes_no_score(fol
     np.testing.assert_allclose(reranker.predict(pairs), alone, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_the_script_learns_writes_a_card_and_resumes(folder, tmp_path, monkeypatch):
     """Each of eight words in a question has its own answer."""
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")

@@ -69,7 +69,7 @@ def test_a_length_above_the_positions_of_the_model_is_refused(tokenizer, tmp_pat
     run_main(example, *arguments, "--max_seq_length", "64")
 
 
-@pytest.mark.parametrize("num_texts", [1, 2])
+@pytest.mark.parametrize("num_texts", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.compat
 def test_the_classifier_learns_which_word_is_there(model_folder, tmp_path, num_texts):
     """The label of a text is whether it holds `red` or `old`; a pair holds the word in its second text."""
@@ -93,6 +93,7 @@ def test_the_classifier_learns_which_word_is_there(model_folder, tmp_path, num_t
     assert [label["label"] for label in found] == ["Rouge", "Vieux"]
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_the_tagger_learns_tags_and_every_strategy_returns_whole_words(model_folder, tokenizer, tmp_path):
     """Animals are tagged; `foxdog` consists of two tokens and has one tag."""

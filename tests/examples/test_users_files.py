@@ -54,6 +54,7 @@ def refusal(capsys, script, *options):
     return lines[0]
 
 
+@pytest.mark.slow
 def test_a_spreadsheet_with_semicolons_quoted_newlines_and_a_bom_is_classified(tmp_path):
     def sheet(name, rows):
         lines = [f'"{text.replace(chr(34), chr(34) * 2)}";{label}\r\n' for text, label in rows]
@@ -198,7 +199,7 @@ def test_pairs_with_a_bom_train_a_reranker_and_embeddings(tmp_path):
     assert (tmp_path / "b/modules.json").is_file()
 
 
-@pytest.mark.parametrize("script", ["finetune_few_shot", "finetune_lora"])
+@pytest.mark.parametrize("script", [pytest.param("finetune_few_shot", marks=pytest.mark.slow), "finetune_lora"])
 def test_the_same_spreadsheet_works_in_the_other_scripts_of_classes(script, tmp_path):
     lines = "".join(f'"{text}";{label}\n' for text, label in tickets(32))
     train = write(tmp_path / "tickets.csv", f"Text;Klasse\n{lines}", "utf-8-sig")

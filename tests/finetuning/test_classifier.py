@@ -94,6 +94,7 @@ def test_several_classes_are_learned_and_a_saved_folder_says_which_words_are_the
     assert min(scores.values()) > 0.5, "probabilities of several classes do not compete"
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_a_regression_learns_numbers_in_the_unit_of_the_file(model_folder, tmp_path):
     """A price of 200,000.5, more with one word and less with another. Adam would need millions of steps to reach such numbers."""
@@ -152,6 +153,7 @@ def test_all_of_few_rows_are_trained_on_and_a_cross_validation_gives_the_metrics
     assert "validation: accuracy" in printed and "are few: all" not in printed
 
 
+@pytest.mark.slow
 def test_the_pooling_is_an_option_that_the_saved_model_keeps(model_folder, tokenizer, tmp_path):
     rows = [{"text": text, "label": "red" if "red" in text else "none"} for text in texts(300)]
     train = write_csv(tmp_path / "train.csv", rows)
@@ -181,6 +183,7 @@ def test_the_labels_of_a_trained_model_are_those_of_its_config(model_folder, tok
         assert found.problem_type == problem_type or (SINGLE if len(labels) > 1 else REGRESSION)
 
 
+@pytest.mark.slow
 def test_the_length_of_the_training_is_the_length_of_the_predictions(model_folder, tmp_path):
     """The word that decides is the fifth; with four tokens of text the classes cannot be told apart."""
     rows = [{"text": f"the fox the fox {word}", "label": word} for _ in range(60) for word in ("red", "old")]
