@@ -1,7 +1,7 @@
 """The forward pass of the published code, for comparison: padded rows, complex rotary, a mask per head, SDPA.
 
 Written for the benchmarks from the description of the published code; it takes our weights by their names and is checked
-against the golden tensors in tests/test_benchmarks.py.
+against the golden tensors in benchmarks/tests/test_benchmarks.py.
 """
 
 import torch

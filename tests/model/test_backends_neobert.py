@@ -570,7 +570,7 @@ def test_the_page_on_loading_states_where_every_backend_was_tested():
     for word in ("rehearsed", "simulated"):
         found = {cell for cell, stated in words.items() if stated == word}
         assert found == {cell for cell, stated in rehearsed.items() if stated == word} - measured
-    assert "rehearsal.md" in section  # tests/test_benchmarks.py compares it with the JSON
+    assert "rehearsal.md" in section  # benchmarks/tests/test_benchmarks.py compares it with the JSON
 
 
 # ---------------------------------------------------------------------------------------- copies to a device

@@ -25,7 +25,7 @@ from ragged import log_normal_lengths
 
 from neobert_hf import AUTO_CLASSES, MINI_MODEL_PATH, PackedMLMCollator
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OPTIONS = {
     "agreement": "--num_hidden_layers 1 --lengths 9 4",
     "throughput": "--num_layers 1 --models ours published bert-base --lengths 16 24 --num_rounds 1 --max_tokens 48 "

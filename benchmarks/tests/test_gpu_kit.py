@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FAST_PATH = ("replays", "profile", "speed", "autotuned")
 STAGES = ("tests", "replays", "profile", "throughput", "speed", "ragged", "autotuned", "memory")
 # In place of Python: it records its arguments, and fails where they contain FAIL.
