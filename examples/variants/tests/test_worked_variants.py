@@ -293,7 +293,7 @@ def test_a_saved_folder_names_the_classes_of_its_file_and_imports_nothing_of_the
         "AutoModelForSequenceClassification": "geglu.GegluForSequenceClassification",
     }
     assert "neobert_hf" not in (tmp_path / "geglu.py").read_text()
-    assert len(list(tmp_path.glob("*_neobert.py"))) == 15
+    assert len(list(tmp_path.glob("*_neobert.py"))) == 16
 
 
 @pytest.fixture
