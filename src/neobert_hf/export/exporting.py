@@ -10,19 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..files.modules import SETTINGS
 from ..files.writing import check_target, new_folder, write_json, writing
-from ..hub.eurobert import save_twin, twin_config, write_card_of_twin
+from ..hub.eurobert import open_twin, save_twin, twin_config, write_card_of_twin
 from ..hub.layouts import WEIGHTS, quiet
 from .graphs import EMBEDDING, LOADING, EmbeddingGraph, Graph, load_graph
 from .onnx import write_int8, write_onnx, write_openvino
-from .onnx_model import FILES, Arrays, Run, open_graph
-from .parity import Reference
+from .onnx_model import FILES, open_graph
+from .parity import Reference, torch_runner
 
 logger = logging.get_logger(__name__)
 
@@ -172,32 +169,19 @@ def _write_eurobert(reference: Reference, folder: Path) -> dict[str, Any]:
     graph.model = None
     if isinstance(graph, EmbeddingGraph):
         with quiet():
-            graph.chain[0].model = transformers.EuroBertModel.from_pretrained(folder, dtype=dtype)
+            graph.chain[0].model = open_twin(config, folder, dtype=dtype)
         graph.chain.save(str(folder), create_model_card=False)
         graph.chain[0].model = None
         config.save_pretrained(folder)  # again: the chain writes the dtype of the weights
-    model_class = getattr(transformers, config.architectures[0])
-    found = {"bytes": file.stat().st_size} | reference.check(file, _twin_runner(graph, model_class, folder), "float32")
-    if graph.tokenizer is not None:
-        write_card_of_twin(source, origin, folder)
-    return found
-
-
-def _twin_runner(graph: Graph, model_class: type[PreTrainedModel], folder: Path) -> Run:
-    """Open the folder of a twin as a user does, and return what computes the outputs of the graph."""
-    with quiet():
+    with quiet():  # as a user opens it
         if isinstance(graph, EmbeddingGraph):
             twin = EmbeddingGraph(type(graph.chain)(str(folder), device="cpu", model_kwargs=LOADING), graph.task)
         else:
-            twin = Graph(graph.task, model_class.from_pretrained(folder, **LOADING), graph.tokenizer)
-    twin.float().eval()
-
-    def run(batch: Arrays) -> Arrays:
-        with torch.inference_mode():
-            found = twin(**{name: torch.from_numpy(values) for name, values in batch.items()})
-        return {name: values.numpy() for name, values in zip(graph.outputs, found)}
-
-    return run
+            twin = Graph(graph.task, open_twin(config, folder, **LOADING), graph.tokenizer)
+    found = {"bytes": file.stat().st_size} | reference.check(file, torch_runner(twin.float().eval()), "float32")
+    if graph.tokenizer is not None:
+        write_card_of_twin(source, origin, folder)
+    return found
 
 
 def _write_settings(graph: Graph, folder: Path) -> None:

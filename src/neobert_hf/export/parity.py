@@ -92,10 +92,7 @@ class Reference:
         """Add what torch computes to each batch."""
         answers = {}
         for name, batch in batches.items():
-            with torch.inference_mode():
-                found = self.graph(**{key: torch.from_numpy(values) for key, values in batch.items()})
-            by_output = {output: values.numpy() for output, values in zip(self.graph.outputs, found)}
-            answers[name] = batch, self._real_values(batch, by_output)
+            answers[name] = batch, self._real_values(batch, torch_runner(self.graph)(batch))
         return answers
 
     def _real_values(self, batch: Arrays, found: Arrays) -> list[np.ndarray]:
@@ -132,6 +129,17 @@ class Reference:
                 sums = sums.sum(2, keepdims=True)
             differences[material] = float(1 - (sums[:, 0] / np.sqrt(sums[:, 1] * sums[:, 2])).min())
         return differences
+
+
+def torch_runner(graph: Graph) -> Run:
+    """Return a function that computes the outputs of a graph with torch."""
+
+    def run(batch: Arrays) -> Arrays:
+        with torch.inference_mode():
+            found = graph(**{name: torch.from_numpy(values) for name, values in batch.items()})
+        return {name: values.numpy() for name, values in zip(graph.outputs, found)}
+
+    return run
 
 
 def random_batches(vocab_size: int, pad_id: int, longest: int) -> dict[str, Arrays]:

@@ -28,7 +28,7 @@ from .card import CARD, write_card
 from .layouts import BLOCK, FLOATS, WEIGHTS, Checkpoint, read_config, read_header
 
 if TYPE_CHECKING:  # transformers before 5.3 has no EuroBERT
-    from transformers import EuroBertConfig, PreTrainedTokenizerBase
+    from transformers import EuroBertConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from ..model.modeling_neobert import NeoBERTPreTrainedModel
 
@@ -136,6 +136,11 @@ def save_twin(model: NeoBERTPreTrainedModel, config: EuroBertConfig, origin: Pat
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config.save_pretrained(folder)
     return dtype
+
+
+def open_twin(config: EuroBertConfig, folder: Path, **options) -> PreTrainedModel:
+    """Open a folder of `save_twin` in the class of its config; `options` are arguments of `from_pretrained`."""
+    return getattr(transformers, config.architectures[0]).from_pretrained(folder, **options)
 
 
 def write_card_of_twin(source: str, origin: Path, folder: Path) -> None:
