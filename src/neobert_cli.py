@@ -223,8 +223,7 @@ def verify_documents(parser: Parser) -> Run:
     def run(folder: str) -> None:
         from neobert_hf.pretraining import verify_documents
 
-        documents = verify_documents(folder)
-        print(json.dumps({"folder": folder, "num_documents": len(documents)}))
+        print(json.dumps({"folder": folder, "num_documents": len(verify_documents(folder))}))
 
     return run
 

@@ -40,12 +40,8 @@ def read_pairs(file: str | Path) -> Dataset:
         rows.append(row)
     if not rows:
         raise ValueError(f"{file} is empty; give at least one row")
-    return Dataset.from_list([dict(zip(column_names(len(row)), row.values())) for row in rows])
-
-
-def column_names(width: int) -> list[str]:
-    """Return the names of `width` columns of texts."""
-    return ["anchor", "positive", *(f"negative_{i}" for i in range(1, width - 1))]
+    names = ["anchor", "positive", *(f"negative_{i}" for i in range(1, len(rows[0]) - 1))]
+    return Dataset.from_list([dict(zip(names, row.values())) for row in rows])
 
 
 def texts_of(rows: Dataset, prompt: str = "", sides: str = "both") -> list[str]:
