@@ -12,7 +12,7 @@ CODE = {
     "model": 2094,
     "files": 703,
     "runs": 618,
-    "pretraining": 1916,
+    "pretraining": 1919,
     "finetuning": 1673,
     "embeddings": 1061,
     "hub": 1103,

@@ -148,8 +148,9 @@ def interrupt(corpus, tokenizer, folder, number=3):
         tokenize(corpus, tokenizer, folder, workers=1)
 
 
+@pytest.mark.parametrize("record", [None, "{}", "[]", "{"])
 def test_an_interrupted_run_continues_after_its_whole_tasks_and_a_finished_one_reads_no_text(
-    tokenizer, corpus, tmp_path, monkeypatch
+    tokenizer, corpus, tmp_path, monkeypatch, record
 ):
     tokenize(corpus, tokenizer, tmp_path / "whole", workers=1)
     out = tmp_path / "out"
@@ -157,7 +158,10 @@ def test_an_interrupted_run_continues_after_its_whole_tasks_and_a_finished_one_r
     with pytest.raises(FileNotFoundError, match=r"no manifest\.json; tokenize into it first"):
         Documents(out)
     finished = [task_files(out, task)["ids"] for task in range(3)]
-    os.truncate(finished[2], 10)  # by a power failure
+    if record is None:
+        os.truncate(finished[2], 10)  # by a power failure
+    else:
+        (out / "records/00002.json").write_text(record)
     (out / "00003.abc.part").mkdir()  # of a process that was killed
     times = [file.stat().st_mtime_ns for file in finished]
     tokenize(corpus, tokenizer, out, workers=2)

@@ -225,7 +225,10 @@ def _record(folder, task):
 
 
 def _is_whole(folder, task):
-    return _record(folder, task).is_file() and is_whole(folder, read_json(_record(folder, task)))
+    try:
+        return _record(folder, task).is_file() and is_whole(folder, read_json(_record(folder, task)))
+    except (ValueError, KeyError, TypeError):  # a damaged record: the task is done again
+        return False
 
 
 def write_manifest(folder: Path, *_) -> None:
