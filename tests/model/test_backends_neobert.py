@@ -87,6 +87,7 @@ def gpus(no_choice_yet, monkeypatch):
         ((HOPPER, AMPERE), FLOAT16, 64, "flash_attention_2"),  # runs on all of them
         ((AMPERE, HOPPER), FLOAT16, 64, "flash_attention_2"),
         ((HOPPER, TURING, AMPERE), FLOAT16, 64, "xformers"),
+        ((AMPERE, CPU), BFLOAT16, 64, "sdpa"),  # a part of the blocks is offloaded
         (MPS, FLOAT16, 64, "sdpa"),
         (MPS, FLOAT32, 64, "sdpa"),
         (CPU, BFLOAT16, 64, "sdpa"),
