@@ -219,7 +219,7 @@ def warn_of_truncated(model: SentenceTransformer | CrossEncoder, what: str, inpu
         logger.warning(f"{printable(what)}: {fact} {longest_input(model)} tokens; give shorter ones or max_seq_length")
 
 
-def role_of(folder: Path, config: PretrainedConfig | None) -> Literal["embedding", "classes", "score"] | None:
+def role_of(folder: Path, config: PretrainedConfig) -> Literal["embedding", "classes", "score"] | None:
     """Return what the model of a folder gives for a text; None for a model of transformers alone.
 
     Args:

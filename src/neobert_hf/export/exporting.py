@@ -166,7 +166,7 @@ def _write_eurobert(reference: Reference, folder: Path) -> dict[str, Any]:
     dtype = save_twin(graph.model, config, origin, folder)
     if graph.tokenizer is not None:
         graph.tokenizer.save_pretrained(folder)
-    graph.model = None
+    graph.model = None  # type: ignore[assignment]  # which frees it
     if isinstance(graph, EmbeddingGraph):
         with quiet():
             graph.chain[0].model = open_twin(config, folder, dtype=dtype)

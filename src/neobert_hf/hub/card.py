@@ -180,7 +180,7 @@ def _describe(folder: Path) -> dict[str, Any]:
     role = kind and role_of(folder, config)
     if role == "classes":
         task = "text-classification"
-    elif role:
+    elif role and kind:
         task, does = EMBEDDERS[kind]
     if task == "text-classification":
         does = {

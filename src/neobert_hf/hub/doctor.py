@@ -98,7 +98,9 @@ class Subject:
     """
 
     def __init__(self, source: str):
-        self.source, self.folder, self.faults, self.shape = source, resolve(source, more=("*.py",)), {}, None
+        self.source, self.folder = source, resolve(source, more=("*.py",))
+        self.faults: dict[str, str] = {}
+        self.shape: NeoBERTConfig | None = None
         self.attempt("links", check_links, self.folder)
         self.attempt("whole", read_kind, self.folder)
         modules = self.attempt("whole", read_modules, self.folder) or ()
@@ -145,15 +147,15 @@ class Subject:
             missing = f"{self.main} has no config.json, so nothing knows its shape; copy that of the same model"
             raise OSError(self.faults.get("config") or self.faults.get("weights") or missing)
         stored = {key: value for key, value in self.config.items() if value != CONTEXTUAL}
-        self.shape = NeoBERTConfig.from_dict(stored)
+        shape = self.shape = NeoBERTConfig.from_dict(stored)
         others = ("contextual", "exported", "pickle", "deepspeed")
         if self.layout in others or self.config.get("quantization_config"):
             return None
         if self.layout == "other":
             raise ValueError("no tensor has a name of NeoBERT, so all weights would be random; choose a NeoBERT")
-        check_sizes(self.shape, self.tensors, self.main)  # a wrong number of blocks would take for ever
+        check_sizes(shape, self.tensors, self.main)  # a wrong number of blocks would take for ever
         with quiet():
-            model_class = class_of(self.shape.architectures) or NeoBERTModel
+            model_class = class_of(shape.architectures) or NeoBERTModel
             model = model_class.from_pretrained(self.main, ignore_mismatched_sizes=True)
         if model.new_layers:
             raise ValueError(

@@ -128,7 +128,7 @@ def save_twin(model: NeoBERTPreTrainedModel, config: EuroBertConfig, origin: Pat
     kinds = {tensor.dtype for header in headers for tensor in header}
     dtype, stored = FLOATS[kinds.pop()] if kinds in ({"BF16"}, {"F16"}) else torch.float32, read_config(place)
     names = {str(each).removeprefix("torch."): each for each in FLOATS.values()}
-    config.dtype = names.get(stored.get("dtype") or stored.get("torch_dtype"), dtype)
+    config.dtype = names.get(str(stored.get("dtype") or stored.get("torch_dtype")), dtype)
     prefix = "model." if config.architectures == ["EuroBertModel"] else ""
     published = {f"{prefix}{name}": tensor.to(dtype) for name, tensor in model.state_dict().items()}
     tensors = as_eurobert(published, config.num_attention_heads)

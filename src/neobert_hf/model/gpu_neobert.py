@@ -124,6 +124,7 @@ class GraphCache:
     def __call__(self, tokens, plan, returned, select_tokens):
         """As `NeoBERTModel.run_blocks`."""
         encoder, x_TD = self.encoder(), None
+        assert encoder is not None  # it calls this
         if returned is None and not plan.need_weights and runs_compiled(encoder.encoder.weight, encoder):
             x_TD = self.replay(encoder, tokens, plan)
         if x_TD is None:

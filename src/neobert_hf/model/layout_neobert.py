@@ -225,7 +225,7 @@ def make_layout(
 def warn_of_length(layout: SequenceLayout, max_position_embeddings: int) -> None:
     """Warn once about a sequence that is longer than the training context."""
     longest = layout.max_length
-    if longest > max_position_embeddings:
+    if longest is not None and longest > max_position_embeddings:
         logger.warning_once(
             f"A sequence of {longest} tokens is longer than the {max_position_embeddings} tokens of the training context "
             "(max_position_embeddings); results may be worse. Truncate the input to avoid this."

@@ -81,6 +81,7 @@ def check_tokens(
     name, tokens = "input_ids", input_ids
     if tokens is None:
         name, tokens, axes = "inputs_embeds", inputs_embeds, f"{axes}, hidden_size={hidden_size}"
+    assert tokens is not None  # by the first check
     if tokens.ndim != axes.count(",") + 1 or (input_ids is None and tokens.shape[-1] != hidden_size):
         raise ValueError(f"{name} has shape {tuple(tokens.shape)}; it must be ({axes})")
     return tokens
@@ -332,7 +333,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             (T, D) after the last norm, or (S, D) of the selected tokens; the states before it, None in the place of those that
             are not returned; the probabilities; the indices (S,) of the selected tokens, None if no block has selected them.
         """
-        layout, last, states, attentions, tokens_S = plan.layout, self.transformer_encoder[-1], (), (), None
+        layout, last, tokens_S = plan.layout, self.transformer_encoder[-1], None
+        states: tuple[torch.Tensor | None, ...] = ()
+        attentions: tuple[torch.Tensor, ...] = ()
         x_TD = self.embed(tokens, layout)
         # float64 embeddings may feed a float32 model, whose products need a float32 table
         rotary = Rotary(self.rotary_table(layout, self.encoder.weight.dtype))

@@ -65,8 +65,9 @@ def muon(
         key = ("muon", parts, rows) if is_matrix else ("adamw", name not in no_decay)
         groups.setdefault(key, []).append(parameter)
     of_muon = [{"params": of, "parts": key[1], "rows": key[2]} for key, of in groups.items() if key[0] == "muon"]
-    of_adamw = [(of, weight_decay * key[1]) for key, of in groups.items() if key[0] == "adamw"]
-    of_adamw = [{"params": of, "weight_decay": decay} for of, decay in of_adamw]
+    of_adamw = [
+        {"params": of, "weight_decay": weight_decay * key[1]} for key, of in groups.items() if key[0] == "adamw"
+    ]
     rule = MuonInParts(of_muon, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
     return MuonWithAdamW(rule, AdamW(of_adamw, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps))
 

@@ -51,7 +51,8 @@ class RunRows:
             ValueError: The mixture draws from documents of a length that no document has, or a plan is damaged.
             OSError: A plan cannot be written.
         """
-        data, training, rows, held_out = self.data, self.training, self.text, self.held_out
+        data, training, held_out = self.data, self.training, self.held_out
+        rows: Any = self.text
         if not data.streaming:
             rate, num_rows = _mask_rate(training), training.max_steps * training.rows_per_step
             plans = [

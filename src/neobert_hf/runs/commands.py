@@ -43,9 +43,12 @@ class CommandParser(Parser, HfArgumentParser):
 
     def __init__(self, dataclass_types, **kwargs: Any):
         types: list[Any] = [dataclass_types] if is_dataclass(dataclass_types) else list(dataclass_types)
-        kwargs = {"usage": "%(prog)s --ARGUMENT VALUE ...", "formatter_class": RawDescriptionHelpFormatter} | kwargs
-        super().__init__(types, add_help=False, **kwargs)
-        self.short_help = argparse.ArgumentParser(add_help=False, **kwargs)
+        options: dict[str, Any] = {
+            "usage": "%(prog)s --ARGUMENT VALUE ...",
+            "formatter_class": RawDescriptionHelpFormatter,
+        }
+        super().__init__(types, add_help=False, **options | kwargs)  # type: ignore[arg-type]  # of HfArgumentParser
+        self.short_help = argparse.ArgumentParser(add_help=False, **options | kwargs)
         has_more = [_add_help(self.short_help, dataclass_type) for dataclass_type in types]
         if any(has_more):
             text = "Show these arguments and those of the library, then exit."
