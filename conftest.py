@@ -161,6 +161,15 @@ def classifier_checkpoint(weights, tmp_path_factory):
     )
 
 
+@pytest.fixture(scope="session")
+def folder(checkpoint, tokenizer, tmp_path_factory):
+    """The name of a folder that this library saved: the masked language model and its tokenizer. Tests only read it."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    neobert_hf.NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture
 def model(checkpoint):
     """The tiny masked language model in float32, in evaluation mode."""
