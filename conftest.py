@@ -115,6 +115,21 @@ def write_documents(folder, lengths, documents_per_task=10, special_tokens=(0, 0
     return Documents(folder)
 
 
+def json_lines(file, rows):
+    """Write rows as JSON lines, and return the file."""
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    return file
+
+
+def new_encoder(folder, tokenizer, **sizes):
+    """Save a masked language model with new weights that learns in a few steps, with its tokenizer."""
+    torch.manual_seed(0)
+    config = neobert_hf.NeoBERTConfig(len(tokenizer), num_attention_heads=2, embedding_init_range=0.5, **sizes)
+    neobert_hf.NeoBERTForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def packed_rows(documents, max_tokens, max_length=None, num_rows=None, **settings):
     """Rows of documents in memory."""
     from neobert_hf.pretraining.packing import PackedRows
@@ -159,6 +174,41 @@ def classifier_checkpoint(weights, tmp_path_factory):
         id2label=labels,
         label2id={name: int(i) for i, name in labels.items()},
     )
+
+
+@pytest.fixture(scope="session")
+def folder(checkpoint, tokenizer, tmp_path_factory):
+    """The name of a folder that this library saved: the masked language model and its tokenizer. Tests only read it."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    neobert_hf.NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tokenizer, tmp_path_factory):
+    """A new model that learns a rule of words. Tests only read it."""
+    sizes = dict(hidden_size=64, num_hidden_layers=2, intermediate_size=96)
+    return new_encoder(tmp_path_factory.mktemp("new") / "model", tokenizer, **sizes)
+
+
+@pytest.fixture(scope="session")
+def start(tokenizer, tmp_path_factory):
+    """A new model that is smaller and learns single words. Tests only read it."""
+    sizes = dict(hidden_size=32, num_hidden_layers=1, intermediate_size=48)
+    return new_encoder(tmp_path_factory.mktemp("start") / "model", tokenizer, **sizes)
+
+
+@pytest.fixture(scope="session")
+def bert(tokenizer, tmp_path_factory):
+    """A new BERT of 64 positions with the same tokenizer. Tests only read it."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    folder = tmp_path_factory.mktemp("other") / "bert"
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
+    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **sizes, max_position_embeddings=64)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

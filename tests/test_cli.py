@@ -17,7 +17,6 @@ from conftest import run_main
 
 import neobert_cli
 import neobert_hf
-from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.embeddings import vector_files
 from neobert_hf.files import load_tokenizer, tokenizer_hash, train_wordpiece
 
@@ -26,13 +25,6 @@ COMMANDS = [command.__name__.replace("_", "-") for command in neobert_cli.COMMAN
 
 def run(*arguments):
     return run_main(neobert_cli, *arguments)
-
-
-@pytest.fixture
-def folder(checkpoint, tokenizer, tmp_path):
-    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
 
 
 def refuse(error):

@@ -130,13 +130,6 @@ ANSWERS = ["brown fox jumps over", "by", "warm red house by old sea and then", "
 NEGATIVES = ["dog", "fox and", "the sea is by a house", "jumps"]
 
 
-@pytest.fixture
-def folder(model, tokenizer, tmp_path):
-    model.save_pretrained(tmp_path / "bare")
-    tokenizer.save_pretrained(tmp_path / "bare")
-    return str(tmp_path / "bare")
-
-
 def gradients_of(folder, unpad=True, columns=(QUESTIONS, ANSWERS, NEGATIVES), **options):
     """Loss and every gradient of one batch in float64."""
     encoder = sentence_transformer(folder).double()

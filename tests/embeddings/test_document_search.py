@@ -28,7 +28,6 @@ from conftest import SENTENCE, run_main
 from sentence_transformers import SentenceTransformer
 
 import neobert_cli
-from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.embeddings import kept, passages, search
 from neobert_hf.embeddings.passages import PassageReader, find_files
 from neobert_hf.embeddings.search import DocumentSearch
@@ -36,12 +35,9 @@ from neobert_hf.embeddings.search import DocumentSearch
 WORDS = SENTENCE.split()
 
 
-@pytest.fixture(scope="module")
-def model(checkpoint, tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+@pytest.fixture
+def model(folder):
+    return folder
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from sentence_transformers import SentenceTransformer
 
 import neobert_cli
 import neobert_hf
-from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.embeddings import DocumentSearch, embed_files, kept, vector_files
 from neobert_hf.files import read_text_column
 from neobert_hf.files.writing import WRITTEN, replacing
@@ -24,13 +23,6 @@ from neobert_hf.files.writing import WRITTEN, replacing
 
 def run(*arguments):
     return run_main(neobert_cli, *arguments)
-
-
-@pytest.fixture
-def folder(checkpoint, tokenizer, tmp_path):
-    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
 
 
 def refuse(error):
@@ -277,4 +269,4 @@ def test_a_full_disk_leaves_the_earlier_file_and_the_vectors_and_no_partial_outp
     with monkeypatch.context() as patch:
         patch.setattr(SentenceTransformer, "encode", refuse(AssertionError("a text is embedded again")))
         run(*embed)
-    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", "model", name, WRITTEN}
+    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", name, WRITTEN}

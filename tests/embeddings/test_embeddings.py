@@ -28,17 +28,6 @@ from neobert_hf.embeddings import (
 TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps in a warm red house by old sea", "fox"]
 
 
-@pytest.fixture(scope="module")
-def folder(checkpoint, tokenizer, tmp_path_factory):
-    """A bare NeoBERT in the published layout, with its tokenizer."""
-    from neobert_hf import NeoBERTForMaskedLM
-
-    folder = tmp_path_factory.mktemp("bare")
-    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def tokens_of(folder, texts):
     """Return the last hidden states of each text, computed alone in float64."""
     model, tokenizer = NeoBERTModel.from_pretrained(folder).double().eval(), AutoTokenizer.from_pretrained(folder)
@@ -49,7 +38,7 @@ def tokens_of(folder, texts):
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_an_embedding_is_the_mean_or_the_first_of_the_hidden_states(folder, side, pooling):
-    model = sentence_transformer(str(folder), pooling)
+    model = sentence_transformer(folder, pooling)
     model.tokenizer.padding_side = side
     states = tokens_of(folder, TEXTS)
     expected = [state.mean(0) if pooling == "mean" else state[0] for state in states]
@@ -64,7 +53,7 @@ def test_a_cached_loss_with_a_guide_gives_the_loss_and_the_gradients_of_the_plai
 
     results = []
     for loss_class, options in ((GISTEmbedLoss, {}), (CachedGISTEmbedLoss, {"mini_batch_size": 2})):
-        model, guide = (sentence_transformer(str(folder), pooling) for _ in range(2))
+        model, guide = (sentence_transformer(folder, pooling) for _ in range(2))
         model[0].model.config.unpad_inputs = unpad
         others = [f"old {text} by the sea" for text in TEXTS]  # no pair is equal, so rounding decides nothing
         features = [model.preprocess(texts) for texts in (TEXTS, others)]
@@ -79,14 +68,14 @@ def test_a_cached_loss_with_a_guide_gives_the_loss_and_the_gradients_of_the_plai
 
 
 def test_a_misspelt_feature_is_still_refused(folder):
-    model = sentence_transformer(str(folder))
+    model = sentence_transformer(folder)
     with pytest.raises(TypeError, match="has no argument token_embedding; omit it"):
         model(model.preprocess(TEXTS) | {"token_embedding": torch.zeros(1)})
 
 
 def test_sentence_transformer_loads_a_bare_folder(folder):
     expected = [state.mean(0) for state in tokens_of(folder, TEXTS)]
-    np.testing.assert_allclose(SentenceTransformer(str(folder)).encode(TEXTS), expected, atol=2e-6)
+    np.testing.assert_allclose(SentenceTransformer(folder).encode(TEXTS), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -95,16 +84,16 @@ def test_the_mean_includes_the_prompt_unless_include_prompt_is_false(folder, sid
     length = len(AutoTokenizer.from_pretrained(folder)(prompts["query"])["input_ids"]) - 1  # [CLS] and the prompt
     states = tokens_of(folder, [prompts["query"] + text for text in TEXTS])
     for include, expected in {True: [s.mean(0) for s in states], False: [s[length:].mean(0) for s in states]}.items():
-        model = sentence_transformer(str(folder), prompts=prompts, include_prompt=include)
+        model = sentence_transformer(folder, prompts=prompts, include_prompt=include)
         model.tokenizer.padding_side = side
         np.testing.assert_allclose(model.encode(TEXTS, prompt_name="query"), expected, atol=2e-6)
 
 
 def test_removing_padding_does_not_change_embeddings(folder):
     texts = [" ".join(TEXTS[3].split()[:n]) for n in (1, 13, 4, 7, 2)]
-    padded = sentence_transformer(str(folder))
+    padded = sentence_transformer(folder)
     padded[0].model.config.unpad_inputs = False
-    np.testing.assert_allclose(sentence_transformer(str(folder)).encode(texts), padded.encode(texts), atol=1e-5)
+    np.testing.assert_allclose(sentence_transformer(folder).encode(texts), padded.encode(texts), atol=1e-5)
 
 
 CLEAN = """
@@ -123,7 +112,7 @@ np.savez(sys.argv[3], vectors=vectors, scores=reranker.predict([("the fox", "a r
 
 @pytest.mark.slow
 def test_saved_folders_give_the_same_embeddings_and_scores_without_the_package(folder, tmp_path):
-    model = sentence_transformer(str(folder), prompts={"query": "search: "}, normalize=True)
+    model = sentence_transformer(folder, prompts={"query": "search: "}, normalize=True)
     model.save_pretrained(str(tmp_path / "saved"))
     types = [module["type"] for module in json.loads((tmp_path / "saved/modules.json").read_text())]
     assert len(types) == 3 and all(name.startswith("sentence_transformers.") for name in types)
@@ -131,7 +120,7 @@ def test_saved_folders_give_the_same_embeddings_and_scores_without_the_package(f
     np.testing.assert_allclose(np.linalg.norm(expected, axis=1), 1, atol=1e-6)
     again = SentenceTransformer(str(tmp_path / "saved"))
     np.testing.assert_array_equal(again.encode(["the quick brown fox", "jumps"], prompt_name="query"), expected)
-    reranker = open_reranker(str(folder))
+    reranker = open_reranker(folder)
     reranker.save_pretrained(str(tmp_path / "reranker"))
     folders = [str(tmp_path / name) for name in ("saved", "reranker", "out.npz")]
     done = subprocess.run([sys.executable, "-I", "-c", CLEAN, *folders], capture_output=True, text=True)
@@ -143,7 +132,7 @@ def test_saved_folders_give_the_same_embeddings_and_scores_without_the_package(f
 
 def test_a_copy_for_another_process_gives_the_same_embeddings(folder):
     """`encode` with several devices sends the pickled model to its processes."""
-    model = sentence_transformer(str(folder))
+    model = sentence_transformer(folder)
     copy = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(copy.encode(TEXTS), model.encode(TEXTS))
 
@@ -163,7 +152,7 @@ def test_a_cross_encoder_scores_pairs_with_the_classification_head(folder, tmp_p
 def test_a_sparse_encoder_gives_the_weights_of_splade(folder, model):
     """The maximum over the tokens of log(1 + relu(logit)) (arXiv 2109.10086, equation 6)."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    encoder = sparse_encoder(str(folder))
+    encoder = sparse_encoder(folder)
     found = encoder.encode(TEXTS, convert_to_tensor=True).to_dense().numpy()
     for row, text in zip(found, TEXTS):
         with torch.no_grad():
@@ -174,7 +163,7 @@ def test_a_sparse_encoder_gives_the_weights_of_splade(folder, model):
 def test_late_interaction_sums_the_maximum_cosine_of_each_query_token(folder):
     """MaxSim (ColBERT, arXiv 2004.12832, equation 3) over the token vectors of the encoder."""
     torch.manual_seed(0)
-    encoder = MultiVectorEncoder(str(folder))
+    encoder = MultiVectorEncoder(folder)
     (question,), documents = encoder.encode_query(["quick fox"]), encoder.encode_document(TEXTS[:2])
     expected = [(question.numpy() @ document.numpy().T).max(1).sum() for document in documents]
     np.testing.assert_allclose(encoder.similarity([question], documents)[0].numpy(), expected, atol=1e-5)
@@ -182,7 +171,7 @@ def test_late_interaction_sums_the_maximum_cosine_of_each_query_token(folder):
 
 def test_a_multi_vector_encoder_shares_weights_and_scores_by_the_mean_maximum_cosine(folder, model):
     tokenizer, options = AutoTokenizer.from_pretrained(folder), dict(prompts={"query": "fox ", "document": ""})
-    dense = sentence_transformer(str(folder), **options)
+    dense = sentence_transformer(folder, **options)
     encoder = multi_vector_encoder(dense)
     assert encoder[0] is dense[0]
 
@@ -192,7 +181,7 @@ def test_a_multi_vector_encoder_shares_weights_and_scores_by_the_mean_maximum_co
         return states / np.linalg.norm(states, axis=1, keepdims=True)
 
     expected = [[(tokens("fox quick house") @ tokens(text).T).max(1).mean() for text in TEXTS]]
-    for each, question in ((encoder, "quick house"), (multi_vector_encoder(str(folder)), "fox quick house")):
+    for each, question in ((encoder, "quick house"), (multi_vector_encoder(folder), "fox quick house")):
         found = each.similarity(each.encode_query([question]), each.encode_document(TEXTS))
         np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
 
@@ -200,13 +189,13 @@ def test_a_multi_vector_encoder_shares_weights_and_scores_by_the_mean_maximum_co
 @pytest.mark.parametrize("kind", ["SparseEncoder", "MultiVectorEncoder", "CrossEncoder"])
 def test_a_model_that_gives_no_vector_for_a_text_is_refused_as_an_embedding_model(folder, tmp_path, kind):
     make = {"SparseEncoder": sparse_encoder, "MultiVectorEncoder": multi_vector_encoder, "CrossEncoder": CrossEncoder}
-    make[kind](str(folder)).save_pretrained(str(tmp_path / "saved"))
+    make[kind](folder).save_pretrained(str(tmp_path / "saved"))
     with pytest.raises(ValueError, match=f"saved holds a {kind}, which gives no single vector for each text; open it"):
         open_embedding_model(str(tmp_path / "saved"))
 
 
 def test_empty_texts_are_embedded_as_special_tokens_and_long_texts_are_truncated(folder):
-    model = sentence_transformer(str(folder), max_seq_length=16)
+    model = sentence_transformer(folder, max_seq_length=16)
     empty, blank, long = model.encode(["", "   ", "fox " * 25_000])
     np.testing.assert_array_equal(empty, blank)
     np.testing.assert_allclose(long, model.encode("fox " * 14), atol=1e-6)
@@ -215,11 +204,11 @@ def test_empty_texts_are_embedded_as_special_tokens_and_long_texts_are_truncated
 
 def test_invalid_model_options_are_refused(folder, tokenizer, tmp_path):
     with pytest.raises(ValueError, match="pooling='max'"):
-        sentence_transformer(str(folder), pooling="max")
+        sentence_transformer(folder, pooling="max")
     with pytest.raises(ValueError, match="include_prompt=False"):
-        sentence_transformer(str(folder), pooling="cls", include_prompt=False)
+        sentence_transformer(folder, pooling="cls", include_prompt=False)
     with pytest.raises(ValueError, match="Prompt name 'nope' not found"):
-        sentence_transformer(str(folder)).encode("fox", prompt_name="nope")
+        sentence_transformer(folder).encode("fox", prompt_name="nope")
     shape = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     BertModel(BertConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -229,7 +218,7 @@ def test_invalid_model_options_are_refused(folder, tokenizer, tmp_path):
 
 def test_the_fingerprint_covers_everything_that_decides_an_embedding(folder):
     def build(**options):
-        return sentence_transformer(str(folder), **options)
+        return sentence_transformer(folder, **options)
 
     known = {fingerprint(build(), {})}
     assert known == {fingerprint(build(), {})}
@@ -246,7 +235,7 @@ def test_the_fingerprint_covers_everything_that_decides_an_embedding(folder):
 
 
 def test_the_fingerprint_does_not_depend_on_the_folder_or_the_version_of_transformers(folder, tmp_path, monkeypatch):
-    first = fingerprint(sentence_transformer(str(folder)), {})
+    first = fingerprint(sentence_transformer(folder), {})
     shutil.copytree(folder, tmp_path / "moved")
     monkeypatch.setattr(configuration_utils, "__version__", "5.99.0")
     assert fingerprint(sentence_transformer(str(tmp_path / "moved")), {}) == first
@@ -257,7 +246,7 @@ def test_the_packed_rows_of_flash_attention_give_the_same_embeddings(folder, mon
     """Test sentence-transformers' own path without padding on a CPU; the test reports the kernels as available."""
     from transformers import modeling_flash_attention_utils
 
-    model = sentence_transformer(str(folder), pooling)
+    model = sentence_transformer(folder, pooling)
     expected, seen = model.encode(TEXTS), []
     kernels = (None, lambda: None, None, None), None
     monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda *a, **k: kernels)

@@ -10,7 +10,6 @@ pytest.importorskip(
 from conftest import SENTENCE
 from datasets import Dataset
 
-from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.embeddings import pairs_evaluator, pairs_evaluators, read_sets_of_pairs, sentence_transformer
 
 
@@ -24,10 +23,8 @@ def test_validation_files_of_one_name_are_refused_since_their_metrics_would_have
     assert [evaluator.name for evaluator in pairs_evaluators(read_sets_of_pairs([str(files[0])]))] == ["dev"]
 
 
-def test_the_metrics_equal_those_computed_from_the_ranks(checkpoint, tokenizer, tmp_path):
-    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    model = sentence_transformer(str(tmp_path))
+def test_the_metrics_equal_those_computed_from_the_ranks(folder):
+    model = sentence_transformer(folder)
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(SENTENCE.split(), 5)) for _ in range(80)]
     pairs = Dataset.from_dict({"question": texts[:30], "answer": texts[30:60]})
@@ -46,10 +43,8 @@ def test_the_metrics_equal_those_computed_from_the_ranks(checkpoint, tokenizer, 
         assert abs(found[f"some_cosine_{name}"] - value) < 1e-9, name
 
 
-def test_the_prompt_of_a_set_is_before_its_texts(checkpoint, tokenizer, tmp_path):
-    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    model = sentence_transformer(str(tmp_path))
+def test_the_prompt_of_a_set_is_before_its_texts(folder):
+    model = sentence_transformer(folder)
     rng = np.random.default_rng(0)
     questions, answers = ([" ".join(rng.choice(SENTENCE.split(), 5)) for _ in range(40)] for _ in range(2))
     pairs = Dataset.from_dict({"anchor": questions, "positive": answers})

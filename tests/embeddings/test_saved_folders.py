@@ -23,7 +23,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 
 import neobert_hf
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
+from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.embeddings import SentenceTransformer, open_embedding_model, open_reranker
 from neobert_hf.files.trust import load_tokenizer
 
@@ -44,15 +44,6 @@ OLDEST = {
 
 def read(file):
     return json.loads(Path(file).read_text("utf-8"))
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint, tokenizer, tmp_path_factory):
-    """A bare NeoBERT with its tokenizer."""
-    folder = tmp_path_factory.mktemp("bare")
-    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ pytest.importorskip("sentence_transformers", reason="embeddings need sentence-tr
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.embeddings import (
     ContrastiveArguments,
     ContrastiveTrainingArguments,
@@ -30,13 +29,6 @@ HELD_OUT = Dataset.from_dict(
     {"anchor": QUESTIONS[3:], "positive": ["the old house by the red sea and it sleeps", "sea"]}
 )
 QUIET = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "max_steps": 1, "per_device_train_batch_size": 2}
-
-
-@pytest.fixture
-def folder(checkpoint, tokenizer, tmp_path):
-    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
 
 
 @pytest.fixture

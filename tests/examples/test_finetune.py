@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import random
+import shutil
 import signal
 
 import pytest
@@ -13,7 +14,7 @@ pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip insta
 
 import finetune_classifier
 import finetune_tagger
-from conftest import SENTENCE, run_main
+from conftest import SENTENCE, json_lines, run_main
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -21,8 +22,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import (
     AutoModelForTokenClassification,
-    BertConfig,
-    BertForMaskedLM,
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForMaskedLM,
@@ -31,20 +30,12 @@ from transformers import (
     pipeline,
 )
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
+from neobert_hf import NeoBERTConfig, NeoBERTForSequenceClassification
 from neobert_hf.finetuning import Tagger
 from neobert_hf.runs import FineTuningArguments
 
 WORDS = SENTENCE.split()
 SHAPE = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
-
-
-@pytest.fixture
-def model_folder(tokenizer, tmp_path):
-    config = NeoBERTConfig(vocab_size=len(tokenizer), **SHAPE, embedding_init_range=0.5)
-    NeoBERTForMaskedLM(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
 
 
 def command(model_folder, train, out, *more):
@@ -55,15 +46,11 @@ def command(model_folder, train, out, *more):
 
 
 @pytest.mark.parametrize("example", [finetune_classifier, finetune_tagger])
-def test_a_length_above_the_positions_of_the_model_is_refused(tokenizer, tmp_path, example):
-    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
-    model = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **shape, max_position_embeddings=64))
-    model.save_pretrained(tmp_path / "bert")
-    tokenizer.save_pretrained(tmp_path / "bert")
+def test_a_length_above_the_positions_of_the_model_is_refused(bert, tmp_path, example):
     words = {"text": "fox", "words": ["fox"]}
     rows = [{**words, "label": name, "tags": [name]} for name in "AB"] * 10
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    arguments = command(tmp_path / "bert", tmp_path / "train.jsonl", tmp_path / "out", "--max_steps", "1")
+    train = json_lines(tmp_path / "train.jsonl", rows)
+    arguments = command(bert, train, tmp_path / "out", "--max_steps", "1")
     with pytest.raises(SystemExit, match=r"max_seq_length=512 is more than the 64 positions of .*bert; give --max_seq"):
         run_main(example, *arguments)
     run_main(example, *arguments, "--max_seq_length", "64")
@@ -118,10 +105,11 @@ def test_the_tagger_learns_tags_and_every_strategy_returns_whole_words(model_fol
 def test_a_model_with_other_labels_is_a_start(model_folder, tmp_path):
     """Three scores become two classes: the classifier is new, and the loss is that of classes."""
     config = NeoBERTConfig.from_pretrained(model_folder, num_labels=3, problem_type="regression")
-    NeoBERTForSequenceClassification(config).save_pretrained(model_folder)
+    other = shutil.copytree(model_folder, tmp_path / "other")
+    NeoBERTForSequenceClassification(config).save_pretrained(other)
     (tmp_path / "train.csv").write_text("text,label\n" + "the fox,x\nthe dog,y\n" * 10)
     out = tmp_path / "out"
-    run_main(finetune_classifier, *command(model_folder, tmp_path / "train.csv", out, "--max_steps", "2"))
+    run_main(finetune_classifier, *command(other, tmp_path / "train.csv", out, "--max_steps", "2"))
     saved = NeoBERTConfig.from_pretrained(out)
     assert saved.num_labels == 2 and saved.problem_type == "single_label_classification"
 
@@ -139,14 +127,9 @@ def test_byte_level_words_begin_with_a_space_as_in_a_text(tmp_path):
     assert tagger._rows([["the", "fox"]])["input_ids"][0] == tokenizer.encode("the fox").ids
 
 
-def jsonl(file, rows):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
 def test_a_run_resumes_from_its_newest_complete_checkpoint_with_the_same_rows_and_classes_only(model_folder, tmp_path):
     train, out = (
-        jsonl(tmp_path / "train.jsonl", [{"text": "fox", "label": name} for name in "AB" * 20]),
+        json_lines(tmp_path / "train.jsonl", [{"text": "fox", "label": name} for name in "AB" * 20]),
         tmp_path / "out",
     )
     arguments = command(model_folder, train, out, "--num_train_epochs", "1", "--resume_from_checkpoint")
@@ -161,7 +144,7 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint_with_the_same_rows_an
         with pytest.raises(SystemExit, match=rf"belongs to another run: {name} was {values}; [^\n]*$"):
             run_main(finetune_classifier, *arguments, "last", f"--{name}", values.split()[-1])
     for rows, name in (([("fox", "A"), ("fox", "C")], "classes"), ([("dog", "A"), ("fox", "B")], "rows")):
-        jsonl(train, [{"text": text, "label": label} for text, label in rows * 20])
+        json_lines(train, [{"text": text, "label": label} for text, label in rows * 20])
         with pytest.raises(SystemExit, match=rf"belongs to another run: {name} was [^\n]*$"):
             run_main(finetune_classifier, *arguments, "last")
 
@@ -171,8 +154,9 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint_with_the_same_rows_an
 def test_ctrl_c_saves_a_checkpoint_from_which_the_run_resumes_to_the_same_weights(model_folder, tmp_path, monkeypatch):
     """The best checkpoint is an older one; Trainer would keep only that."""
     texts = [{"text": " ".join(WORDS[i : i + 4]), "label": "AB"[i % 2]} for i in range(12)] * 7
-    jsonl(tmp_path / "train.jsonl", texts[:76])  # five steps in an epoch
-    jsonl(tmp_path / "other.jsonl", [row | {"label": "AB"[row["label"] == "A"]} for row in texts[76:]])  # never learned
+    json_lines(tmp_path / "train.jsonl", texts[:76])  # five steps in an epoch
+    wrong = [row | {"label": "AB"[row["label"] == "A"]} for row in texts[76:]]  # never learned
+    json_lines(tmp_path / "other.jsonl", wrong)
     options = ["--num_train_epochs", "3", "--learning_rate", "3e-4", "--validation_file", tmp_path / "other.jsonl"]
     whole, parts = (command(model_folder, tmp_path / "train.jsonl", tmp_path / name, *options) for name in "ab")
     run_main(finetune_classifier, *whole)

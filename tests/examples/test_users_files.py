@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from conftest import run_main
+from conftest import json_lines, run_main
 from peft import get_peft_model
 from transformers import pipeline
 
@@ -23,10 +23,6 @@ TEXTS = {
 def write(file, content, encoding="utf-8"):
     file.write_bytes(content if isinstance(content, bytes) else content.encode(encoding))
     return file
-
-
-def json_lines(file, rows):
-    return write(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def tickets(number=24):

@@ -13,7 +13,7 @@ pytest.importorskip("torchmetrics", reason="metrics of answers need torchmetrics
 import finetune_qa
 from conftest import SENTENCE, run_main
 
-from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.files.trust import load_tokenizer
 from neobert_hf.finetuning import QuestionAnswerer, answer_metrics
 from neobert_hf.finetuning.answers import best_answers, cut_windows
@@ -144,12 +144,8 @@ def test_the_metrics_are_those_of_squad():
 
 @pytest.mark.slow
 @pytest.mark.compat
-def test_the_script_learns_which_word_answers_and_the_saved_model_gives_the_predictions(tokenizer, tmp_path):
+def test_the_script_learns_which_word_answers_and_the_saved_model_gives_the_predictions(model_folder, tmp_path):
     """`fox` is the answer to `the quick`; a text without it has none. Some texts have several windows."""
-    shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
-    config = NeoBERTConfig(vocab_size=len(tokenizer), **shape, embedding_init_range=0.5)
-    NeoBERTForMaskedLM(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
     rng, others = random.Random(0), [word for word in SENTENCE.split() if word != "fox"]
 
     def write(name, count):
@@ -167,7 +163,7 @@ def test_the_script_learns_which_word_answers_and_the_saved_model_gives_the_pred
 
     options = ["--test_file", write("test.jsonl", 30), "--output_dir", tmp_path / "out", "--use_cpu"]
     training = ["--train_file", write("train.jsonl", 300), "--learning_rate", "3e-3", "--max_seq_length", "32"]
-    printed = run_main(finetune_qa, "--model_name_or_path", tmp_path / "model", *training, *options)
+    printed = run_main(finetune_qa, "--model_name_or_path", model_folder, *training, *options)
     assert re.search(r"training: \d+ questions, \d+ windows", printed) and "test: exact_match 1.0000" in printed
     predictions = [json.loads(line) for line in (tmp_path / "out/predictions.jsonl").read_text().splitlines()]
     rows = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
@@ -186,7 +182,7 @@ def test_the_script_learns_which_word_answers_and_the_saved_model_gives_the_pred
     assert of_test[0].read_text() == of_test[1].read_text()
     assert (tmp_path / "a.csv").read_text().startswith("id,question,answer,score,start\n")
     with pytest.raises(SystemExit, match="is not a trained model for questions; give the folder of one"):
-        run_main(finetune_qa, "--model_name_or_path", tmp_path / "model", *options)
+        run_main(finetune_qa, "--model_name_or_path", model_folder, *options)
 
 
 def test_a_shorter_window_than_that_of_the_training_is_used(mini_tokenizer):
@@ -201,15 +197,11 @@ def test_an_answer_at_another_place_is_refused_before_the_training():
         QuestionAnswerer().fit(["When?"], ["It ends in May."], answers)
 
 
-def test_a_saved_model_gives_the_answers_of_the_fit(tokenizer, tmp_path):
-    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
-    config = NeoBERTConfig(vocab_size=len(tokenizer), **shape, embedding_init_range=0.5)
-    NeoBERTForMaskedLM(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+def test_a_saved_model_gives_the_answers_of_the_fit(start, tmp_path):
     contexts = [f"the {word} jumps over {other}" for word in ("fox", "dog") for other in ("sea", "house")] * 4
     answers = [{"text": [text.split()[1]], "answer_start": [4]} for text in contexts]
     options = {"use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-2, "max_steps": 24}
-    answerer = QuestionAnswerer(tmp_path / "model", 16).fit(["it"] * 16, contexts, answers, **options)
+    answerer = QuestionAnswerer(start, 16).fit(["it"] * 16, contexts, answers, **options)
     found = answerer.predict(["it"] * 16, contexts)
     assert [row["answer"] for row in found] == [text.split()[1] for text in contexts]
     assert answerer.evaluate(["it"] * 16, contexts, answers) == {"exact_match": 1, "f1": 1}

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip install -e .[train])")
 
@@ -19,7 +18,7 @@ from glue import TABLE_6
 from PIL import Image
 from transformers import pipeline
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
+from neobert_hf import NeoBERTConfig, NeoBERTForSequenceClassification
 from neobert_hf.finetuning import Classifier, label_metrics
 from neobert_hf.finetuning.classifier import draw_matrix
 from neobert_hf.finetuning.job import check_finite
@@ -27,17 +26,6 @@ from neobert_hf.finetuning.texts import MULTI, REGRESSION, SINGLE
 from neobert_hf.runs import lora_config
 
 WORDS = SENTENCE.split()
-SHAPE = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
-
-
-@pytest.fixture(scope="module")
-def model_folder(tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = NeoBERTConfig(vocab_size=len(tokenizer), **SHAPE, embedding_init_range=0.5)
-    NeoBERTForMaskedLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def run(model_folder, out, *arguments):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("sklearn", reason="needs scikit-learn (pip install -e .[trai
 import finetune_few_shot
 import pandas
 import torch
-from conftest import run_main
+from conftest import json_lines, run_main
 from scipy.special import softmax
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
@@ -20,7 +21,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from neobert_hf import NeoBERTConfig, NeoBERTModel, sentence_transformer
+from neobert_hf import NeoBERTModel, sentence_transformer
 from neobert_hf.export.graphs import load_graph
 from neobert_hf.finetuning import FewShotClassifier, add_head
 from neobert_hf.finetuning.few_shot import draw_examples, steps_for
@@ -41,13 +42,8 @@ LABELS = [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 @pytest.fixture
-def model_folder(tokenizer, tmp_path):
-    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
-    NeoBERTModel(NeoBERTConfig(vocab_size=len(tokenizer), **shape, embedding_init_range=0.5)).save_pretrained(
-        tmp_path / "model"
-    )
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+def model_folder(start, tmp_path):
+    return shutil.copytree(start, tmp_path / "model")
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
@@ -145,11 +141,6 @@ def test_examples_are_drawn_of_each_class_and_differ_by_the_seed():
     assert draw_examples(labels, None, 0) == list(range(100))
 
 
-def write(file, rows):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
 def command(folder, *more):
     return ["--use_cpu", "true", "--report_to", "none", "--output_dir", folder / "out", *more]
 
@@ -157,8 +148,8 @@ def command(folder, *more):
 def test_the_script_learns_from_eight_examples_and_predicts_again_without_training(model_folder, tmp_path):
     words = ["fox", "dog", "sea", "house", "quick", "brown", "lazy", "warm"]
     rows = [{"text": f"the {word} {kind}", "label": kind} for word in words for kind in ("red", "old")]
-    train = write(tmp_path / "train.jsonl", rows)
-    test = write(
+    train = json_lines(tmp_path / "train.jsonl", rows)
+    test = json_lines(
         tmp_path / "test.jsonl",
         [{"text": f"a {word} {kind}", "label": kind} for word in words for kind in ("old", "red")],
     )
@@ -199,7 +190,7 @@ def test_a_trained_model_is_a_start_for_other_classes(model_folder, tmp_path):
     ],
 )
 def test_examples_that_cannot_be_learned_are_one_line_and_nothing_is_written(model_folder, tmp_path, rows, message):
-    start = ("--model_name_or_path", model_folder, "--train_file", write(tmp_path / "train.jsonl", rows))
+    start = ("--model_name_or_path", model_folder, "--train_file", json_lines(tmp_path / "train.jsonl", rows))
     with pytest.raises(SystemExit, match=message) as error:
         run_main(finetune_few_shot, *command(tmp_path, *start))
     assert len(str(error.value).splitlines()) == 1 and not (tmp_path / "out").exists()

@@ -12,11 +12,8 @@ pytest.importorskip("sentence_transformers", reason="needs sentence-transformers
 pytest.importorskip("seqeval", reason="needs scikit-learn, seqeval and peft (pip install -e .[train])")
 
 import pandas
-import torch
 from conftest import largest_file
-from transformers import BertConfig, BertForMaskedLM
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.files import read_rows
 from neobert_hf.finetuning import (
     Classifier,
@@ -33,7 +30,6 @@ from neobert_hf.finetuning.predictions import write_predictions
 from neobert_hf.hub import write_card
 from neobert_hf.runs import FineTuningArguments, lora_config
 
-SHAPE = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
 FAST = {"use_cpu": True, "learning_rate": 1e-2, "disable_tqdm": True, "max_steps": 4}
 TEXTS, LABELS = ["the fox red", "a dog old", "red sea", "old sea"] * 2, ["red", "old"] * 4
 WORDS, TAGS = [text.split() for text in TEXTS], [["O"] * (len(text.split()) - 1) + ["B-X"] for text in TEXTS]
@@ -46,30 +42,11 @@ COLUMNS = {
 }
 
 
-@pytest.fixture(scope="module")
-def folders(tokenizer, tmp_path_factory):
-    """An encoder of each kind by name."""
-    torch.manual_seed(0)
-    bert = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **SHAPE))
-    neobert = NeoBERTForMaskedLM(NeoBERTConfig(vocab_size=len(tokenizer), **SHAPE, embedding_init_range=0.5))
-    found = {}
-    for name, model in {"bert": bert, "neobert": neobert}.items():
-        found[name] = tmp_path_factory.mktemp(name)
-        model.save_pretrained(found[name])
-        tokenizer.save_pretrained(found[name])
-    return found
-
-
-@pytest.fixture
-def start(folders):
-    return folders["neobert"]
-
-
 @pytest.fixture(scope="module", params=COLUMNS, ids=lambda job: job.__name__)
-def trained(request, folders):
+def trained(request, start):
     """A job of each class after `fit`, and its columns."""
     columns = COLUMNS[request.param]
-    return request.param(folders["neobert"], 16).fit(*columns, **FAST), columns
+    return request.param(start, 16).fit(*columns, **FAST), columns
 
 
 def shuffled(column):
@@ -215,9 +192,9 @@ def test_a_fit_checks_the_rows_of_a_file_only_if_their_labels_are_of_another_kin
     assert len(checked) == len(TEXTS)
 
 
-def test_a_pooling_that_the_model_lacks_is_refused(folders):
+def test_a_pooling_that_the_model_lacks_is_refused(bert):
     with pytest.raises(ValueError, match=r"bert.* has no classifier_pooling in its config; omit classifier_pooling"):
-        Classifier(folders["bert"], classifier_pooling="mean").fit(ONE, ["x", "y"])
+        Classifier(bert, classifier_pooling="mean").fit(ONE, ["x", "y"])
 
 
 def test_labels_of_an_evaluation_have_the_forms_of_those_of_a_fit(start):

@@ -16,44 +16,21 @@ FLAT = [
     {"id": "2", "question": "Was ist weit?", "context": TEXT, "answers": {"text": ["東京"], "answer_start": [21]}},
     {"id": "3", "question": "Wer ist da?", "context": "Niemand.", "answers": {"text": [], "answer_start": []}},
 ]
-NESTED = {
-    "version": "v2.0",
-    "data": [
-        {
-            "title": "Städte",
-            "paragraphs": [
-                {
-                    "context": TEXT,
-                    "qas": [
-                        {
-                            "id": "1",
-                            "question": "Wo liegt Köln?",
-                            "answers": [{"text": "am Rhein", "answer_start": 11}],
-                        },
-                        {
-                            "id": 2,
-                            "question": "Was ist weit?",
-                            "is_impossible": False,
-                            "answers": [{"text": "東京", "answer_start": 21}],
-                        },
-                    ],
-                },
-                {
-                    "context": "Niemand.",
-                    "qas": [
-                        {
-                            "id": "3",
-                            "question": "Wer ist da?",
-                            "is_impossible": True,
-                            "answers": [],
-                            "plausible_answers": [{"text": "Niemand", "answer_start": 0}],
-                        }
-                    ],
-                },
-            ],
-        }
-    ],
-}
+
+
+def nested(number, **more):
+    """A question of FLAT as SQuAD writes it."""
+    row = FLAT[number]
+    answers = [dict(zip(("text", "answer_start"), pair)) for pair in zip(*row["answers"].values())]
+    return {"id": row["id"], "question": row["question"], "answers": answers} | more
+
+
+IMPOSSIBLE = {"is_impossible": True, "plausible_answers": [{"text": "Niemand", "answer_start": 0}]}
+PARAGRAPHS = [
+    {"context": TEXT, "qas": [nested(0), nested(1, id=2, is_impossible=False)]},
+    {"context": "Niemand.", "qas": [nested(2, **IMPOSSIBLE)]},
+]
+NESTED = {"version": "v2.0", "data": [{"title": "Städte", "paragraphs": PARAGRAPHS}]}
 
 
 def lines(rows):

@@ -21,7 +21,7 @@ from tokenizers.pre_tokenizers import Metaspace
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, pipeline
 from transformers.modeling_outputs import TokenClassifierOutput
 
-from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForTokenClassification
+from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForTokenClassification
 from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.finetuning import Tagger, tag_metrics
 from neobert_hf.finetuning.tagger import piece_loss, tag_report
@@ -188,16 +188,6 @@ def test_piece_loss_of_two_tags_is_the_cross_entropy_with_their_shares():
     torch.testing.assert_close(piece_loss(TokenClassifierOutput(logits=logits), labels), expected)
 
 
-@pytest.fixture
-def start(tokenizer, tmp_path):
-    """Folder of a tiny model that learns the tags of words in a few steps."""
-    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
-    config = NeoBERTConfig(vocab_size=len(tokenizer), **shape, embedding_init_range=0.5)
-    NeoBERTForMaskedLM(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
 def test_a_fit_without_a_folder_learns_and_a_saved_tagger_predicts_the_same(start, tmp_path):
     words = [["the", word, "and", other] for word in ("fox", "dog") for other in ("sea", "house")] * 16
     tags = [["O", "B-ANIMAL", "O", "O"]] * 64
@@ -257,15 +247,12 @@ def test_rows_without_an_entity_have_a_report_too():
     assert tag_report([["O", "O"]], [["O", "O"]]).startswith("no entities")
 
 
-def test_a_saved_tagger_predicts_the_tags_of_a_test_file_and_trains_nothing(tokenizer, tmp_path):
-    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
-    NeoBERTForMaskedLM(NeoBERTConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+def test_a_saved_tagger_predicts_the_tags_of_a_test_file_and_trains_nothing(start, tmp_path):
     (tmp_path / "train.conll").write_text("the O\nquick O\nfox B-ANIMAL\n\n" * 20)
     (tmp_path / "new.conll").write_text("the\nfox\n\nthe\n" + "dog\n" * 100)
     (tmp_path / "test.txt").write_text("the O\nfox B-ANIMAL\n")
     more = ("--use_cpu", "true", "--report_to", "none", "--output_dir")
-    train = ("--model_name_or_path", tmp_path / "model", "--train_file", tmp_path / "train.conll")
+    train = ("--model_name_or_path", start, "--train_file", tmp_path / "train.conll")
     options = ("--max_seq_length", "16", "--max_steps", "1")
     run_main(finetune_tagger, *train, *options, *more, tmp_path / "tagger")
     for file in ("new.conll", "test.txt"):

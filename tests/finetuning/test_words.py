@@ -1,7 +1,5 @@
 """Tagged words: CoNLL files as people have them, recognised columns, and faults with file and line."""
 
-import json
-
 import pytest
 
 pytest.importorskip("seqeval", reason="tagged words need seqeval (pip install -e .[train])")
@@ -10,6 +8,7 @@ from types import SimpleNamespace
 
 import datasets
 import seqeval.scheme
+from conftest import json_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seqeval.metrics.sequence_labeling import get_entities
@@ -22,11 +21,6 @@ from neobert_hf.finetuning.words import SCHEMES, from_iob2, to_iob2
 ADA = {"words": ["Ada", "codes"], "tags": ["PERSON", "O"]}
 
 
-def lines(folder, name, rows):
-    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(folder / name)
-
-
 def read(file, **options):
     return read_tagged_words(TaggedWordArguments(train_file=str(file), validation_file=str(file), **options), 0, None)
 
@@ -37,7 +31,7 @@ def pairs(found):
 
 
 def test_tags_belong_to_words(tmp_path):
-    found = read(lines(tmp_path, "train.jsonl", [ADA, {"words": ["Hi"], "tags": [" O\u200b"]}]))
+    found = read(json_lines(tmp_path / "train.jsonl", [ADA, {"words": ["Hi"], "tags": [" O\u200b"]}]))
     assert found.classes == ["O", "PERSON"]
     assert pairs(found) == [[("Ada", "PERSON"), ("codes", "O")], [("Hi", "O")]]
 
@@ -105,7 +99,7 @@ def test_tags_of_last_and_single_words_are_read_as_they_are_and_the_classes_are_
     assert found.classes == ["B-L", "B-P", "I-P", "O", "I-L"]
     assert "predictions are IOBES" in capsys.readouterr().out
     plain = [{"words": ["a", "b"], "tags": ["S-Bahn", "train"]}] * 2
-    assert read(lines(tmp_path, "plain.jsonl", plain)).classes == ["S-Bahn", "train"]
+    assert read(json_lines(tmp_path / "plain.jsonl", plain)).classes == ["S-Bahn", "train"]
 
 
 TAG_ROWS = st.lists(st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B-2", "I-B-2"]), min_size=1), min_size=1)
@@ -128,8 +122,8 @@ def test_a_conversion_of_any_tags_keeps_the_entities_of_seqeval(scheme, rows):
 
 def test_tokens_and_ner_tags_are_recognised_and_other_names_need_the_option(tmp_path):
     rows = [{"id": 0, "tokens": ["Ada", "codes"], "ner_tags": [1, 0]}] * 2
-    assert pairs(read(lines(tmp_path, "a.jsonl", rows)))[0] == [("Ada", "1"), ("codes", "0")]
-    other = lines(tmp_path, "b.jsonl", [{"mots": ["Ada", "b"], "tags": ["P", "O"]}] * 2)
+    assert pairs(read(json_lines(tmp_path / "a.jsonl", rows)))[0] == [("Ada", "1"), ("codes", "0")]
+    other = json_lines(tmp_path / "b.jsonl", [{"mots": ["Ada", "b"], "tags": ["P", "O"]}] * 2)
     with pytest.raises(ValueError, match="no column 'words' or 'tokens' among mots, tags; name it by word_column"):
         read(other)
     assert pairs(read(other, word_column="mots"))[0][0] == ("Ada", "P")
@@ -150,23 +144,23 @@ def test_tokens_and_ner_tags_are_recognised_and_other_names_need_the_option(tmp_
 )
 def test_a_row_with_a_fault_is_refused_with_its_line(tmp_path, row, message):
     with pytest.raises(ValueError, match=f"line 2: .*{message}"):
-        read(lines(tmp_path, "train.jsonl", [ADA, row, ADA]))
+        read(json_lines(tmp_path / "train.jsonl", [ADA, row, ADA]))
 
 
 def test_numbers_are_not_taken_for_tags(tmp_path):
     train = [{"words": ["a", "b"], "tags": [f"{i}.5", f"{i}.25"]} for i in range(9)]
     with pytest.raises(ValueError, match=r"18 classes for 18 labels, .* give tags .tag_column"):
-        read(lines(tmp_path, "tags.jsonl", train))
+        read(json_lines(tmp_path / "tags.jsonl", train))
 
 
 def test_test_rows_may_have_no_tags_and_keep_all_columns(tmp_path):
     trained = SimpleNamespace(classes=["O", "P"])
     (tmp_path / "test.conll").write_text("Ada\ncodes\n\nHi\n")
-    test = lines(tmp_path, "test.jsonl", [{"words": ["Bob"], "id": 7}])
+    test = json_lines(tmp_path / "test.jsonl", [{"words": ["Bob"], "id": 7}])
     for file, row in ((tmp_path / "test.conll", {"words": ["Ada", "codes"]}), (test, {"words": ["Bob"], "id": 7})):
         found = read_tagged_words(TaggedWordArguments(test_file=str(file)), 0, trained)
         assert found.test_rows[0] == row and found.test[0][0] == row["words"] and found.test[1] is None
-    arguments = TaggedWordArguments(test_file=lines(tmp_path, "tagged.jsonl", [ADA]))
+    arguments = TaggedWordArguments(test_file=str(json_lines(tmp_path / "tagged.jsonl", [ADA])))
     found = read_tagged_words(arguments, 0, trained)
     assert found.test == ([ADA["words"]], None) and found.test_faults == [("line 1", "unknown class 'PERSON'")]
 
@@ -178,7 +172,7 @@ def test_a_test_row_without_words_keeps_its_place_and_one_with_wrong_tags_costs_
         {"words": ["Bob"], "tags": ["O", "O"]},
         {"words": ["", "Eve"], "tags": None},
     ]
-    arguments = TaggedWordArguments(test_file=lines(tmp_path, "test.jsonl", rows))
+    arguments = TaggedWordArguments(test_file=str(json_lines(tmp_path / "test.jsonl", rows)))
     found = read_tagged_words(arguments, 0, SimpleNamespace(classes=["O", "PERSON"]))
     assert found.test == ([row["words"] for row in rows[1:]], [ADA["tags"], None, None])
     assert found.test_rows == rows and found.test_places == [1, 2, 3]

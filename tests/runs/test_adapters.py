@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ pytest.importorskip("peft", reason="adapters need PEFT (pip install -e .[train])
 
 import finetune_lora
 import peft
-from conftest import run_main
+from conftest import json_lines, run_main
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, pipeline
 
@@ -145,17 +146,14 @@ def test_a_base_model_that_was_moved_is_given_by_its_place_and_a_folder_without_
 
 
 @pytest.fixture
-def files(base, tokenizer, tmp_path):
+def files(model_folder, tmp_path):
     """A base model, and rows whose label is whether they hold `red` or `old`."""
-    shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
-    config = NeoBERTConfig(vocab_size=len(tokenizer), **shape, embedding_init_range=0.5)
-    NeoBERTForMaskedLM(config).save_pretrained(base)
-    tokenizer.save_pretrained(base)
+    shutil.copytree(model_folder, tmp_path / "base")
     starts = ["the fox", "a dog", "it jumps", "lazy sea", "warm house"]
     words = (("red", "R"), ("old", "O"))
     rows = [{"text": f"{start} {word}", "label": name} for start in starts for word, name in words]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 20))
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    json_lines(tmp_path / "train.jsonl", rows * 20)
+    json_lines(tmp_path / "test.jsonl", rows)
     return tmp_path
 
 
