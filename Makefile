@@ -20,7 +20,7 @@ test: .venv/dev
 
 # And what takes long: trainings that are killed, whole jobs, subprocesses, the projects in examples.
 test-all: .venv/dev
-	$(PYTEST) -m "not gpu and not adversary and not runtime and not rehearsal" tests examples benchmarks
+	$(PYTEST) -m "not gpu and not adversary and not runtime and not rehearsal" tests examples benchmarks hub_upload
 
 # The tests that depend on the processor, with the instructions of a processor without AVX-512.
 test-avx2: export ATEN_CPU_CAPABILITY = avx2

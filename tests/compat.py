@@ -117,7 +117,7 @@ def main(version: str, torch: str | None = None) -> int:
     report = ROOT / ".venv-compat/report.xml"
     report.unlink(missing_ok=True)  # that of an earlier run, in case this one ends before it writes its own
     options = ["-n", "auto", "--dist", "worksteal", "-m", "compat and not gpu", f"--junitxml={report}"]
-    tests = ONLY.get(version, ["tests", "examples"])
+    tests = ONLY.get(version, ["tests", "examples", "hub_upload"])
     status = subprocess.run([python, "-m", "pytest", "-q", *options, *tests], cwd=ROOT).returncode
     if "COMPAT_RECORD" in os.environ:
         record({"tests": "core"} | found, report)

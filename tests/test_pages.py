@@ -75,7 +75,12 @@ def shell_blocks(page):
 
 
 CARDS = [*(PACKAGE / "runs").glob("*.md"), PACKAGE / "mini/README.md"]
-SOURCES = [file for name in ("src", "examples", "hub_upload", "benchmarks") for file in (ROOT / name).rglob("*.py")]
+SOURCES = [
+    file
+    for name in ("src", "examples", "hub_upload", "benchmarks")
+    for file in (ROOT / name).rglob("*.py")
+    if file.parent.name != "tests"
+]
 
 
 def test_no_snippet_runs_the_code_of_a_repository_that_this_library_did_not_write():
