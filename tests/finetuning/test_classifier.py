@@ -162,10 +162,12 @@ def test_a_model_that_is_no_classifier_does_not_predict(model_folder, tmp_path):
 
 def test_the_labels_of_a_trained_model_are_those_of_its_config(model_folder, tokenizer, tmp_path):
     names = {0: "old", 1: "new"}
-    for problem_type, labels in ((MULTI, names), (None, names), (None, {0: "price"})):
+    cases = ((MULTI, names, ["new"], [0, 1]), (None, names, "new", 1), (None, {0: "price"}, 2.5, 2.5))
+    for problem_type, labels, label, encoded in cases:
         config = NeoBERTConfig.from_pretrained(model_folder, id2label=labels, problem_type=problem_type)
         NeoBERTForSequenceClassification(config).save_pretrained(tmp_path)
         tokenizer.save_pretrained(tmp_path)
+        assert Classifier(tmp_path).encode([label]) == [encoded]
         found = Classifier(tmp_path)
         assert found.classes == list(labels.values())
         assert found.problem_type == problem_type or (SINGLE if len(labels) > 1 else REGRESSION)

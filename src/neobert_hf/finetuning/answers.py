@@ -108,9 +108,6 @@ class QuestionAnswerer(Job):
     def _outputs(self, rows: Dataset, logits: tuple[np.ndarray, np.ndarray], inputs: Sequence) -> list[dict]:
         return best_answers(*logits, rows, inputs[1], self.max_answer_tokens)
 
-    def _decide(self, outputs: list[dict]) -> list[dict]:
-        return list(outputs)
-
     def _scores(self, outputs: list[dict]) -> list[float]:
         return [found["score"] for found in outputs]
 
@@ -224,9 +221,8 @@ def best_answers(
         begin, last = np.unravel_index(scores.argmax(), scores.shape)
         score = float(scores[begin, last])
         if not np.isfinite(score):
-            raise FloatingPointError(
-                f"the score of an answer is {score}; the model has diverged, lower the learning_rate"
-            )
+            remedy = "the model has diverged, lower the learning_rate"
+            raise FloatingPointError(f"the score of an answer is {score}; {remedy}")
         best[row] = max(best[row], (score, offsets[begin][0], offsets[last][1]))
     return [_answer(context, *span) for context, span in zip(contexts, best)]
 
@@ -257,8 +253,8 @@ def answer_metrics(answers: Sequence[str], expected: Sequence[Mapping]) -> dict[
     def scores(rows: Sequence[int]) -> dict[str, float]:
         found = [{"id": str(row), "prediction_text": answers[row]} for row in rows]
         texts = {row: list(expected[row]["text"]) or [""] for row in rows}
-        right = ({"text": texts[row], "answer_start": [0] * len(texts[row])} for row in rows)
-        right = [{"id": str(row), "answers": of_row} for row, of_row in zip(rows, right)]
+        answers_of = ({"text": texts[row], "answer_start": [0] * len(texts[row])} for row in rows)
+        right = [{"id": str(row), "answers": of_row} for row, of_row in zip(rows, answers_of)]
         return {name: value.item() / 100 for name, value in squad(found, right).items()}
 
     metrics = scores(range(len(answers)))

@@ -71,6 +71,7 @@ class Classifier(Job):
 
     auto_class = AutoModelForSequenceClassification
     noun = "classifier"
+    problem_type: str  # of `fit`, or of the trained model as soon as `classes` are read
     _mean, _deviation = 0.0, 1.0
 
     def __init__(
@@ -86,7 +87,7 @@ class Classifier(Job):
         if adapter and classifier_pooling:  # its folder has no config of the model
             found = f"classifier_pooling={classifier_pooling!r}"
             raise ValueError(f"{found}, but an adapter keeps that of its base; omit it")
-        self.classifier_pooling, self.adapter, self.problem_type = classifier_pooling, adapter, None
+        self.classifier_pooling, self.adapter = classifier_pooling, adapter
         self.head_first, self._is_head_first, self._is_short = head_first, False, False
         self._crossed: list[str] | None = None  # labels of a cross-validation, if it gives the metrics
         self._is_adapter = Path(self.source, "adapter_config.json").is_file()
@@ -97,12 +98,11 @@ class Classifier(Job):
             return
         super()._read_labels()
         kind = AutoConfig.from_pretrained(self.source).problem_type
-        self.problem_type = kind or (REGRESSION if len(self._names) == 1 else SINGLE)
+        self.problem_type = kind or (REGRESSION if len(self.classes) == 1 else SINGLE)
 
     def _load_trained(self) -> PreTrainedModel:
         if not self._is_adapter:
             return super()._load_trained()
-        self._read_labels()
         return open_adapter(self.auto_class, self.source, dtype="float32")
 
     def _load_new(self, **options) -> PreTrainedModel:
@@ -133,7 +133,7 @@ class Classifier(Job):
         return EPOCHS_OF_FEW if self._is_head_first else EPOCHS
 
     def _identity(self) -> dict[str, Any]:
-        found = {"problem_type": self.problem_type, "classifier_pooling": self.classifier_pooling}
+        found: dict[str, Any] = {"problem_type": self.problem_type, "classifier_pooling": self.classifier_pooling}
         found["head_first"] = self._is_head_first
         # sets become lists; their order differs between processes
         adapter = json.loads(json.dumps(self.adapter.to_dict(), default=sorted)) if self.adapter else {}
@@ -206,8 +206,8 @@ class Classifier(Job):
         self._is_head_first = is_new and is_few if self.head_first is None else self.head_first
         # larger models, and adapters, were not compared
         self._is_short = self._is_head_first and kind == SINGLE and not self.adapter and config.hidden_size <= 384
-        self._crossed = None
-        if is_held_out and self._is_head_first and kind == SINGLE and num_repeated(labels) > 1:
+        self.best_metric, self._crossed = "pearson" if kind == REGRESSION else "f1", None
+        if validation and is_held_out and self._is_head_first and kind == SINGLE and num_repeated(labels) > 1:
             texts, labels = (a + b for a, b in zip((texts, labels), self._columns(*validation)))
             self._crossed, validation = labels, None
             fact = f"{len(texts)} rows are few: all of them are trained on, and the metrics are those of a"
@@ -215,20 +215,15 @@ class Classifier(Job):
         self._fit((texts, labels), validation, training, options)
         return self
 
-    @property
-    def best_metric(self) -> str:
-        """The metric that chooses the best epoch."""
-        return "pearson" if self.problem_type == REGRESSION else "f1"
-
     def encode(self, labels: Sequence[Any]) -> list:
         """Return labels as the model learns them: numbers of classes, zeros and ones for each class, or numbers."""
+        numbers = {name: number for number, name in enumerate(self.classes)}  # which say how labels are read
         if self.problem_type == REGRESSION:
             return np.array(labels, np.float32).tolist()  # as the model computes
-        numbers = {name: number for number, name in enumerate(self._names)}
         for i, label in enumerate(labels):
             check_known(label if isinstance(label, list) else [label], numbers, f"label {i}: ")
         if self.problem_type == MULTI:
-            return [[float(name in of_row) for name in self._names] for of_row in labels]
+            return [[float(name in of_row) for name in numbers] for of_row in labels]
         return [numbers[label] for label in labels]
 
     def _rows(self, texts: Sequence, labels: Sequence | None = None, is_training: bool = False) -> Dataset:
@@ -255,7 +250,7 @@ class Classifier(Job):
             targets = [(number - self._mean) / self._deviation for number in targets]
         return rows.add_column("label", targets)
 
-    def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: tuple) -> dict[str, float]:
+    def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: Sequence) -> dict[str, float]:
         scores = label_metrics(self.problem_type, found.label_ids, found.predictions)
         return scores | ({"mse": scores["mse"] * self._deviation**2} if self.problem_type == REGRESSION else {})
 
@@ -281,7 +276,7 @@ class Classifier(Job):
     def _after_training(self) -> None:
         """Let the last layer of a regression predict numbers in the unit of the labels; report on a cross-validation."""
         if self._crossed:
-            self._report(self._crossed_logits, self._crossed, CROSS_VALIDATION, self._trainer.args.output_dir)
+            self._report(self._crossed_logits, self._crossed, CROSS_VALIDATION, self._opened().args.output_dir)
         if self.problem_type != REGRESSION:
             return
         last = last_layer(self.model)
@@ -352,7 +347,7 @@ class Classifier(Job):
     def _save_weights(self, folder: str | Path) -> None:
         if not hasattr(self.model, "merge_and_unload"):  # of an adapter
             super()._save_weights(folder)
-        elif self._trainer.args.should_save:
+        elif self._opened().args.should_save:
             save_adapter(self.model, folder)
             self.tokenizer.save_pretrained(folder)
 
@@ -364,7 +359,7 @@ class Classifier(Job):
         """
         if not hasattr(self.model, "merge_and_unload"):
             raise ValueError(f"{self.source} has no adapter to merge; call fit with adapter=..., or open its folder")
-        self._trainer.model, self.adapter = self.model.merge_and_unload(), None
+        self._opened().model, self.adapter = self.model.merge_and_unload(), None
 
 
 def num_repeated(labels: Sequence[str]) -> int:

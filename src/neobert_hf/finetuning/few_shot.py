@@ -77,7 +77,7 @@ class FewShotClassifier(Classifier):
         super().__init__(model, max_seq_length, verbose=verbose)
         self._encoder = self._load_new()
 
-    def _load_new(self) -> SentenceTransformer:
+    def _load_new(self, **_) -> SentenceTransformer:
         return open_embedding_model(self.source, model_kwargs={"dtype": torch.float32})
 
     @property
@@ -125,13 +125,13 @@ class FewShotClassifier(Classifier):
         """
         self.problem_type = SINGLE
         texts, labels = self._columns(texts, labels)
-        validation = validation and self._columns(*validation)
+        held_out = validation and self._columns(*validation)
         self._names = given_names(classes) or text_classes(texts, labels)
         if missing := [name for name in self._names if name not in labels]:
             raise ValueError(f"the class {missing[0]!r} has no example; give one, or leave out the class")
         numbers = self.encode(labels)
-        if validation:
-            self.encode(validation[1])  # an unknown class is an error before the training
+        if held_out:
+            self.encode(held_out[1])  # an unknown class is an error before the training
         self._encoder = model = self._load_new()  # of a second fit too
         with training_arguments(training, options, kind=FewShotTrainingArguments) as training:
             chosen = draw_examples(numbers, examples_per_class, training.seed)
@@ -154,9 +154,8 @@ class FewShotClassifier(Classifier):
 
             def make_trainer(_: Path | None) -> FewShotTrainer:
                 rows = Dataset.from_dict(examples)
-                return self._quieted(
-                    FewShotTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model))
-                )
+                trainer = FewShotTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model))
+                return self._quieted(trainer)
 
             run = {"job": "few examples", "model": self.source, "classes": self._names, "rows": content_hash(examples)}
             run |= {"max_seq_length": self.max_seq_length} | curve_of(training)
@@ -164,7 +163,7 @@ class FewShotClassifier(Classifier):
                 train_or_resume(make_trainer, training, run)
             self._run = json.loads(json.dumps(run))
             add_head(model, examples["text"], examples["label"], self._names, strength)
-            self._end_fit([examples["text"]], validation, training)
+            self._end_fit([examples["text"]], held_out, training)
         return self
 
     @told

@@ -102,7 +102,7 @@ class Job(ABC):
     """A model for one job: `fit` trains it, `predict` uses it, `evaluate` measures it, `save` writes it.
 
     A job says what a row is (`_row`), how rows become tokens (`_rows`), and what the outputs of the model mean (`_outputs`,
-    `_decide`, `metrics`). The columns are those of `fit`: inputs, and labels as the last one.
+    `_decide`, `_scores`, `metrics`, `prediction_rows`). The columns are those of `fit`: inputs, and labels as the last one.
 
     Args:
         model: Folder or id on the Hub: of an encoder, or of a model that was trained for this job.
@@ -110,7 +110,7 @@ class Job(ABC):
         verbose: Tell what `fit`, `evaluate`, `predict` and `save` find; False leaves warnings and errors only.
     """
 
-    auto_class: type  # of transformers
+    auto_class: type[Any]  # of transformers
     noun: str
     column_names: tuple[str, ...] = ("texts", "labels")  # of `fit`
     best_metric: str | None = "f1"  # chooses the best epoch
@@ -151,6 +151,7 @@ class Job(ABC):
         """
         if self._names is None:
             self._read_labels()
+        assert self._names is not None  # `_read_labels` reads them, or raises
         return self._names
 
     @property
@@ -213,29 +214,45 @@ class Job(ABC):
             if isinstance(column, str | Mapping) or hasattr(column, "columns"):
                 raise ValueError(f"{name} are a {type(column).__name__}; give a list with an item for each row")
         are_checked = all(isinstance(column, Checked) and column.kind == self.problem_type for column in columns)
-        columns = list(columns if are_checked else map(list, columns))
-        counts = [f"{len(column)} {name}" for name, column in zip(names, columns)]
-        if len({*map(len, columns)}) > 1:
+        lists = list(columns if are_checked else map(list, columns))
+        counts = [f"{len(column)} {name}" for name, column in zip(names, lists)]
+        if len({*map(len, lists)}) > 1:
             raise ValueError(f"{' and '.join(counts)}; every row needs one of each")
-        if not columns[0] and is_labelled:
+        if not lists[0] and is_labelled:
             raise ValueError(f"{counts[0]}; give at least one row")
         if are_checked:
-            return columns
+            return lists
         rows = []
-        for number, values in enumerate(zip(*columns)):
+        for number, values in enumerate(zip(*lists)):
             try:
                 rows.append(self._row(*values))
             except ValueError as error:
                 raise ValueError(f"row {number}: {error}") from error
-        return [Checked(column, self.problem_type) for column in zip(*rows)] or columns
+        return [Checked(column, self.problem_type) for column in zip(*rows)] or lists
 
     @abstractmethod
-    def _rows(self, *columns, is_training: bool = False) -> Dataset:
-        """Tokens of rows, with labels if the columns hold them."""
+    def _rows(self, *columns: Any, **options: Any) -> Dataset:
+        """Tokens of rows, with labels if the columns hold them; `is_training` says that they are those of a training."""
 
     def _outputs(self, rows: Dataset, logits: Any, inputs: Sequence) -> Any:
         """Outputs for each row: here its logits."""
         return logits
+
+    def _decide(self, outputs: Any) -> list:
+        """Predictions: here the outputs themselves."""
+        return list(outputs)
+
+    @abstractmethod
+    def _scores(self, outputs: Any) -> Any:
+        """Probabilities of the classes, or numbers, of outputs."""
+
+    @abstractmethod
+    def metrics(self, outputs: Any, labels: Any) -> dict[str, float]:
+        """Return the metrics of outputs, given the labels of their rows."""
+
+    @abstractmethod
+    def prediction_rows(self, outputs: Any, rows: list[dict]) -> list[dict]:
+        """Return rows with columns of their predictions."""
 
     def _trainer_for(self, model: PreTrainedModel, training: FineTuningArguments, **options) -> Trainer:
         return self._quieted(CheckedCheckpoints(model, training, processing_class=self.tokenizer, **options))
@@ -246,7 +263,7 @@ class Job(ABC):
             trainer.remove_callback(callback)
         return trainer
 
-    def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: tuple) -> dict[str, float]:
+    def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: Sequence) -> dict[str, float]:
         return self.metrics(self._outputs(rows, found.predictions, validation[:-1]), validation[-1])
 
     def _before_training(self, trainer: Trainer) -> None:  # noqa: B027  (a job may change nothing)
@@ -256,7 +273,7 @@ class Job(ABC):
         """Change the trained model before it is evaluated."""
 
     def _fit(
-        self, columns: tuple, validation: tuple | None, training: FineTuningArguments | None, options: dict
+        self, columns: Sequence, validation: Sequence | None, training: FineTuningArguments | None, options: dict
     ) -> None:
         """Train or resume, and report on the validation rows; the arguments are as of `fit`, the columns those of `_columns`."""
         validation = validation and self._columns(*validation)
@@ -335,14 +352,14 @@ class Job(ABC):
             ValueError: The model is not trained, or a row has a fault.
             FloatingPointError: A prediction is not finite.
         """
-        trainer, inputs = self._opened(training), self._columns(*inputs, is_labelled=False)
-        if not inputs[0]:
+        trainer, columns = self._opened(training), self._columns(*inputs, is_labelled=False)
+        if not columns[0]:
             return np.zeros((0, len(self.classes)), np.float32)
-        rows = self._rows(*inputs)
+        rows = self._rows(*columns)
         self._say_truncated(len(rows))
         trainer.compute_metrics = None
         hidden = [name for name in rows.column_names if name.startswith("label")]
-        outputs = self._outputs(rows, trainer.predict(rows.remove_columns(hidden)).predictions, inputs)
+        outputs = self._outputs(rows, trainer.predict(rows.remove_columns(hidden)).predictions, columns)
         check_finite(outputs)
         return outputs
 
@@ -421,6 +438,7 @@ class Job(ABC):
             FileExistsError: A file to write is there, and is not of an earlier prediction.
             ValueError: The file cannot hold a value of the rows.
         """
+        assert data.test  # the caller asks first whether there are test rows
         folder, (*inputs, labels) = Path(training.output_dir), data.test
         files = [folder / name for name in ("test_results.json", "confusion_matrix_test.png")]
         files += [Path(file)] if file else [folder / f"predictions.{ending}" for ending in ("csv", "jsonl")]
@@ -457,7 +475,7 @@ class Job(ABC):
         folder, _, origin = Path(folder), self.model, origin_of(self.source)
         is_own = self._run is not None and (folder / RUN).is_file() and read_json(folder / RUN) == self._run
         remedy = "since overwrite=True replaces only" if overwrite else "or give overwrite=True to replace"
-        options = {"way_out": f"choose another folder, {remedy} the files of a model"}
+        options: dict[str, Any] = {"way_out": f"choose another folder, {remedy} the files of a model"}
         options["replaceable"] = replaceable_files(folder, *RESULTS, *TRAINING_FILES) if overwrite else ()
         if self._training is None or self.adapter:  # the folder of the source would lose its record, or the base
             options["inputs"] = [self.source]
@@ -475,7 +493,7 @@ class Job(ABC):
         folder, data, origin = self._saved
         names = data.names if data else dict.fromkeys(("train", "validation", "test"), "rows given in Python")
         hub = data and data.dataset
-        of_hub = {hub: {"dataset_id": hub, "config": data.dataset_config}} if hub else {}
+        of_hub: dict[str, dict] = {hub: {"dataset_id": hub, "config": data.dataset_config}} if data and hub else {}
         names = names | {CROSS_VALIDATION: names["train"]}
         places = {split: {"dataset": names[split], "split": split} for split in self._scores_of}
         scores = [places[split] | found | of_hub.get(names[split], {}) for split, found in self._scores_of.items()]

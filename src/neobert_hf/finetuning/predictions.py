@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,7 +48,7 @@ def write_predictions(file: str | Path | None, rows: Sequence[dict], folder: str
     say(f"wrote {len(rows)} predictions to {file}")
 
 
-def _write(suffix: str, stream: BinaryIO, rows: Sequence[dict], columns: Iterable[str]) -> None:
+def _write(suffix: str, stream: BinaryIO, rows: Sequence[dict], columns: Collection[str]) -> None:
     if suffix == ".parquet":
         table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
         return pyarrow.parquet.write_table(table, stream)

@@ -48,14 +48,14 @@ def read_questions(arguments: LabelledDataArguments, seed: int) -> LabelledRows:
     splits, _ = read_splits(arguments, Columns(COLUMNS, ANSWERS, _check, _answers), seed, _read)
     if "train" in splits and "validation" not in splits:
         rows = splits["train"]
-        contexts = list(dict.fromkeys(context for _, _, (_, context), _ in rows))
+        contexts = list(dict.fromkeys(inputs[1] for _, _, inputs, _ in rows if inputs))
         if len(contexts) < 2:
             source = arguments.train_file or arguments.dataset_name
             raise ValueError(f"{source}: all questions have the same context; give validation_file")
         # a model has seen the text of a question whose neighbours it was trained on
         chosen = np.random.default_rng(seed).permutation(len(contexts))[: max(1, len(contexts) // 10)]
         held_out = {contexts[i] for i in chosen}
-        move_to_validation(splits, {i for i, (_, _, (_, context), _) in enumerate(rows) if context in held_out})
+        move_to_validation(splits, {i for i, (_, _, inputs, _) in enumerate(rows) if inputs and inputs[1] in held_out})
     for i, (place, row, *checked) in enumerate(test := splits.get("test", [])):
         number = place if row.get("id") in (None, "") else str(row["id"])
         test[i] = (place, {"id": number, "question": row.get("question")}, *checked)
@@ -75,10 +75,9 @@ def _read(file: str, faults: Faults) -> Iterator[tuple[str, Any]]:
                         place = f"{file}, title {title}, paragraph {paragraph}, question {number}"
                         yield place, {"context": part["context"], **question}
         except (KeyError, TypeError) as error:
-            found, wanted = f"{type(error).__name__}: {error}", "titles with paragraphs, each with a context and qas"
-            raise ValueError(
-                f"{file} has data that is not as in SQuAD ({found}); write data, a list of {wanted}"
-            ) from error
+            found = f"{file} has data that is not as in SQuAD ({type(error).__name__}: {error})"
+            remedy = "write data, a list of titles with paragraphs, each with a context and qas"
+            raise ValueError(f"{found}; {remedy}") from error
 
 
 def _check(row: dict) -> list:

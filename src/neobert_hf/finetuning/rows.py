@@ -103,8 +103,8 @@ class LabelledRows:
         if not (rows := self.validation or self.test):
             return None
         inputs, longest = [column[0] for column in rows[:-1]], EXAMPLE_CHARACTERS
-        inputs = inputs[0] if isinstance(inputs[0], tuple) else inputs
-        texts = [" ".join(text if isinstance(text, list) else text.split()) for text in inputs]
+        parts = inputs[0] if isinstance(inputs[0], tuple) else inputs
+        texts = [" ".join(text if isinstance(text, list) else text.split()) for text in parts]
         return [text if len(text) <= longest else f"{text[:longest].rstrip()} ..." for text in texts]
 
     def with_empty(self, predictions: list[dict]) -> list[dict]:
@@ -162,8 +162,8 @@ class Columns:
         check_label: Function from a row and its inputs to the label, with the same errors.
     """
 
-    texts: dict[tuple[str, ...], str]
-    labels: dict[tuple[str, ...], str]
+    texts: dict[tuple, str]
+    labels: dict[tuple, str]
     check: Callable[[dict], list]
     check_label: Callable[[dict, list], Any]
 
@@ -173,7 +173,7 @@ def read_splits(
     columns: Columns,
     seed: int,
     read: Callable[[str, Faults], Iterable[tuple[str, Any]]] | None = None,
-) -> tuple[dict[str, list[Row]], list[str] | None]:
+) -> tuple[dict[str, list[Row]], list[str]]:
     """Read and check the rows of all files, or of a dataset of the Hub.
 
     A test row without a text, without a label, or with a label that does not count keeps its place. In the other splits each is a
@@ -186,7 +186,7 @@ def read_splits(
         read: Function from a file and a list of faults to places and rows; None takes `read_rows`.
 
     Returns:
-        Rows by split, and the names of the classes in the order of a ClassLabel of the Hub, or None.
+        Rows by split, and the names of the classes in the order of a ClassLabel of the Hub; none without one.
 
     Raises:
         ValueError: Rows have faults; one message has the first ten with file and line. Or a split has too few rows, or no row has
@@ -194,12 +194,12 @@ def read_splits(
         OSError: A file cannot be read.
     """
     faults: Faults = []
-    found, hub_names = _hub_rows(arguments, columns) if arguments.dataset_name else ({}, None)
+    found, hub_names = _hub_rows(arguments, columns) if arguments.dataset_name else ({}, [])
     files = {split: getattr(arguments, f"{split}_file") for split in ("train", "validation", "test")}
     for split, file in files.items():
         if file:
-            rows = read(file, faults) if read else read_rows(file, column_names=arguments.column_names, faults=faults)
-            found[split] = list(rows)
+            items = read(file, faults) if read else read_rows(file, column_names=arguments.column_names, faults=faults)
+            found[split] = list(items)
     splits = {split: _checked(rows, split == "test", columns, faults) for split, rows in found.items()}
     _judge(faults, sum(map(len, splits.values())), arguments.skip_bad_rows)
     for split, rows in splits.items():
@@ -258,7 +258,7 @@ def _judge(faults: Faults, num_good: int, skip: bool) -> None:
     say(f"left out {count}: {shown}")
 
 
-def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict, list[str] | None]:
+def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict, list[str]]:
     """Places and rows of the splits of a dataset, and the names of its classes."""
     data = load_dataset(arguments.dataset_name, arguments.dataset_config)
     if "train" not in data:
@@ -268,7 +268,7 @@ def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict,
     label_column = next((name for name in itertools.chain(*columns.labels) if name in features), None)
     feature = features.get(label_column)
     feature = getattr(feature, "feature", feature)  # of a list
-    names = list(map(trimmed, feature.names)) if isinstance(feature, ClassLabel) else None
+    names = list(map(trimmed, feature.names)) if isinstance(feature, ClassLabel) else []
 
     def named(label: Any) -> Any:
         if isinstance(label, list):
@@ -408,11 +408,12 @@ def labels_of(label: Any) -> list:
 
 
 def settle(splits: dict[str, list[Row]], of_label: Callable[[Any], Any]) -> None:
-    """Replace each label by what a function returns of it; of a ValueError, the label of a test row does not count."""
+    """Replace each label by what a function returns of it, if not None; of a ValueError, a label of a test row does not count."""
     for split, rows in splits.items():
         for i, (place, row, inputs, label) in enumerate(rows):
             try:
-                label = label if label is None or isinstance(label, ValueError) else of_label(label)
+                found = None if label is None or isinstance(label, ValueError) else of_label(label)
+                label = label if found is None else found
             except ValueError as error:
                 if split != "test":
                     raise ValueError(f"{place}: {error}") from error
@@ -459,12 +460,13 @@ def as_lists(arguments: LabelledDataArguments, splits: dict[str, list[Row]], **m
         rows = [(*inputs, label) for _, _, inputs, label in splits.get(split, ()) if inputs]
         if not rows:
             return None
-        *inputs, labels = (Checked(column, more.get("problem_type")) for column in zip(*rows))
+        checked: list[list] = [Checked(column, more.get("problem_type")) for column in zip(*rows)]
+        *inputs, labels = checked
         if any(label is None or isinstance(label, ValueError) for label in labels):  # of test rows, for `evaluate`
             labels = [None if isinstance(label, ValueError) else label for label in labels]
         return (*inputs, labels if any(label is not None for label in labels) else None)
 
-    hub = arguments.dataset_name
+    hub: str | None = arguments.dataset_name
     hub = None if hub and Path(hub).exists() else hub  # a folder of rows is a dataset too
     trained_on = hub or Path(arguments.train_file or arguments.dataset_name or "").name
     names = {"train": trained_on, "validation": Path(arguments.validation_file or "").name or trained_on}
@@ -472,5 +474,5 @@ def as_lists(arguments: LabelledDataArguments, splits: dict[str, list[Row]], **m
     test, file = splits.get("test", ()), f"{arguments.test_file}, "
     more["test_places"] = [i for i, (_, _, inputs, _) in enumerate(test) if inputs]
     more["test_faults"] = [(place.removeprefix(file), str(y)) for place, _, _, y in test if isinstance(y, ValueError)]
-    parts = map(columns, ("train", "validation", "test"))
+    parts = columns("train"), columns("validation"), columns("test")
     return LabelledRows(*parts, [row for _, row, _, _ in test], names, hub, arguments.dataset_config, **more)

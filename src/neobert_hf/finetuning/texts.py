@@ -86,7 +86,8 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: An
         OSError: A file cannot be read.
     """
     label_columns = arguments.label_columns or [arguments.label_column]
-    kind, names = arguments.problem_type, arguments.label_columns
+    kind: str = arguments.problem_type
+    names = arguments.label_columns
     if not arguments.has_training:
         names, kind = trained.classes, trained.problem_type
     elif kind == "auto" and (names or arguments.label_separator):
@@ -96,9 +97,9 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: An
         column(row, *arguments.text_columns)  # one of them is enough
         return [one_or_pair({name: row.get(name) for name in arguments.text_columns})]
 
-    texts = {(name,): "name it by text_columns" for name in arguments.text_columns}
-    labels = {(name,): f"name it by label_column{'s' * bool(arguments.label_columns)}" for name in label_columns}
-    columns = Columns(texts, labels, check, lambda row, _: _label(row, arguments, kind))
+    of_texts = {(name,): "name it by text_columns" for name in arguments.text_columns}
+    of_labels = {(name,): f"name it by label_column{'s' * bool(arguments.label_columns)}" for name in label_columns}
+    columns = Columns(of_texts, of_labels, check, lambda row, _: _label(row, arguments, kind))
     splits, hub_names = read_splits(arguments, columns, seed)
     for rows in splits.values():
         _check_texts([inputs[0] for _, _, inputs, _ in rows if inputs], rows[0][0])
@@ -109,17 +110,17 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: An
         names = [label_columns[0]]
     else:
         if "train" in splits:
-            texts, labels = zip(*((inputs[0], label) for _, _, inputs, label in splits["train"]))
+            texts, labels = zip(*((inputs[0], label) for _, _, inputs, label in splits["train"] if inputs))
             names = text_classes(texts, labels, names or hub_names)
         known = dict.fromkeys(names)
-        settle(splits, lambda label: check_known(labels_of(label), known) or label)
+        settle(splits, lambda label: check_known(labels_of(label), known))
     is_held_out = hold_out(splits, seed, keep_rare=kind != REGRESSION)
     return as_lists(arguments, splits, classes=list(names), problem_type=kind, is_held_out=is_held_out)
 
 
 def one_or_pair(texts: dict[str, Any]) -> str | tuple[str, str]:
     """Return a text, or a pair of texts as a tuple; arguments and errors are those of `filled`."""
-    return found[0] if len(found := filled(texts)) == 1 else tuple(found)
+    return found[0] if len(found := filled(texts)) == 1 else (found[0], found[1])
 
 
 def _label(row: dict, arguments: LabelledTextArguments, kind: str) -> Any:
@@ -144,7 +145,7 @@ def _is_set(value: Any, name: str) -> bool:
     return number == 1
 
 
-def _check_texts(texts: Sequence[str | tuple[str, str]], place: str) -> None:
+def _check_texts(texts: Sequence, place: str) -> None:
     for of_column in zip(*texts) if isinstance(texts[0], tuple) else [texts]:
         if all(NUMBER.fullmatch(text.strip()) for text in of_column):
             found = f"{place}: the texts are numbers only, such as {of_column[0]!r}"
@@ -203,14 +204,14 @@ def kind_of(labels: Sequence[str | list[str]]) -> str:
     Raises:
         ValueError: The labels are numbers with a decimal comma.
     """
-    if any(isinstance(label, list) for label in labels):
+    texts = [label for label in labels if isinstance(label, str)]
+    if len(texts) < len(labels):
         return MULTI
-    if all(re.fullmatch(r"-?\d+(,\d+)?", label) for label in labels) and (commas := [x for x in labels if "," in x]):
-        raise ValueError(
-            f"the labels are numbers with a decimal comma, such as {commas[0]!r}; write points, and no commas of thousands"
-        )
-    numbers, counts = [as_number(label) for label in labels], Counter(labels)
-    if None in numbers:
+    if all(re.fullmatch(r"-?\d+(,\d+)?", text) for text in texts) and (commas := [x for x in texts if "," in x]):
+        found = f"the labels are numbers with a decimal comma, such as {commas[0]!r}"
+        raise ValueError(f"{found}; write points, and no commas of thousands")
+    numbers, counts = [number for text in texts if (number := as_number(text)) is not None], Counter(texts)
+    if len(numbers) < len(texts):
         amounts = [f"{label!r} ({count})" for label, count in counts.most_common() if AMOUNT.fullmatch(label)]
         if len(amounts) > max(2, len(counts) / 2):
             warn("labels that look like numbers are taken as classes", amounts, AS_NUMBERS)

@@ -34,7 +34,7 @@ CONLL_SUFFIXES = (".conll", ".txt", ".iob", ".bio", ".tsv")
 WORD_COLUMNS = ("words", "tokens")
 TAG_COLUMNS = ("tags", "ner_tags")
 # Letters of the last word of an entity and of an entity of one word, by the name of the scheme in seqeval
-SCHEMES = {"IOBES": "ES", "BILOU": "LU"}
+SCHEMES = {"IOBES": ("E", "S"), "BILOU": ("L", "U")}
 IOB2 = {"E": "I", "L": "I", "S": "B", "U": "B"}
 
 
@@ -70,7 +70,7 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Any = 
             the message names file and line. Or there is one tag only.
         OSError: A file cannot be read.
     """
-    names = None if arguments.has_training else trained.classes
+    names = [] if arguments.has_training else trained.classes
     word_columns = (arguments.word_column,) if arguments.word_column else WORD_COLUMNS
     tag_columns = (arguments.tag_column,) if arguments.tag_column else TAG_COLUMNS
 
@@ -78,7 +78,7 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Any = 
         {word_columns: "name it by word_column"},
         {tag_columns: "name it by tag_column"},
         lambda row: [checked_words(column(row, *word_columns))],
-        lambda row, inputs: checked_tags(*inputs, column(row, *tag_columns)),
+        lambda row, inputs: checked_tags(inputs[0], column(row, *tag_columns)),
     )
     read = partial(_rows, arguments=arguments, names=(word_columns[0], tag_columns[0]))
     splits, hub_names = read_splits(arguments, columns, seed, read)
@@ -88,7 +88,7 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Any = 
         if scheme := tag_scheme(tags):
             say(f"tags of {scheme}: the model learns B- and I-, for pipelines; predictions are {scheme}")
     known = dict.fromkeys(names)
-    settle(splits, lambda tags: check_known(*to_iob2([tags], known), known) or tags)
+    settle(splits, lambda tags: check_known(to_iob2([tags], known)[0], known))
     hold_out(splits, seed)
     return as_lists(arguments, splits, classes=list(names))
 
@@ -104,7 +104,7 @@ def checked_words(words: Any) -> list[str]:
     if not isinstance(words, list | None):
         raise ValueError(f"the words are {words!r:.80}; give a list of words")
     texts = [checked_text(word, f"word {i}", is_strict=True) for i, word in enumerate(words or (), 1)]
-    if not any(text.strip() for text in texts):
+    if not words or not any(text.strip() for text in texts):
         raise Missing(f"the words are {words!r:.80}; give one at least")
     return words
 
