@@ -9,17 +9,17 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src/neobert_hf"
 # Lines of code at most: without docstrings, comments, blank lines and imports.
 CODE = {
-    "model": 2094,
-    "files": 703,
-    "runs": 618,
-    "pretraining": 1919,
-    "finetuning": 1673,
-    "embeddings": 1061,
-    "hub": 1103,
-    "export": 796,
-    "cli and __init__": 240,
+    "model": 2099,
+    "files": 753,
+    "runs": 626,
+    "pretraining": 1924,
+    "finetuning": 1736,
+    "embeddings": 997,
+    "hub": 1099,
+    "export": 799,
+    "cli and __init__": 246,
 }
-TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 26_300, 4_355, 20, 60
+TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_400, 5_335, 20, 60
 
 
 def code_lines(file):

@@ -30,7 +30,10 @@ class LabelledDataArguments:
     """Data."""
 
     train_file: str = HfArg(default=None, help=".csv, .tsv, .jsonl, .json or .parquet; of words also CoNLL.")
-    validation_file: str = HfArg(default=None, help="The same for evaluation. Default: a tenth of the training rows.")
+    validation_file: str = HfArg(
+        default=None,
+        help="The same for evaluation. Default: a tenth of the training rows; a classifier with few rows trains on all.",
+    )
     test_file: str = HfArg(default=None, help="The same for predictions; labels may be missing.")
     predictions_file: str = HfArg(default=None, help=".csv, .jsonl or .parquet. Default: in --output_dir.")
     dataset_name: str = HfArg(default=None, help="Dataset of the Hub, instead of files for training.")
