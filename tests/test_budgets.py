@@ -19,7 +19,7 @@ CODE = {
     "export": 796,
     "cli and __init__": 240,
 }
-TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 26_300, 4_355, 20, 60
+TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_778, 4_355, 20, 60
 
 
 def code_lines(file):
