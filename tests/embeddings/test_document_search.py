@@ -495,6 +495,8 @@ def test_the_mini_model_finds_the_passage_and_the_command_prints_file_line_and_p
         (["nowhere", "fox"], "No such file or folder: 'nowhere'"),
         (["no*.md", "fox"], r"No such file or folder: 'no\*.md'"),
         (["notes", "?!"], r"the question '\?!' has no words; ask in words"),
+        (["notes", "   ", "--json"], "has no words"),
+        (["nothing", "fox", "--json"], "nothing: no text to search"),
         (["notes", "fox", "--top_k", "0"], "top_k=0 is less than 1"),
         (["notes", "fox", "--word_weight", "40"], "word_weight=40.0 is not between 0 and 1"),
         (["empty.pdf", "fox"], "empty.pdf is empty$"),
@@ -523,6 +525,7 @@ def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embe
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(content)
     (notes.parent / "loop.txt").symlink_to("loop.txt")
+    (notes.parent / "nothing").mkdir()
     options = () if "--model" in arguments else ("--model", model)
     with pytest.raises(SystemExit, match=f"^neobert search: .*{message}") as ended:
         command(*arguments, *options)

@@ -5,16 +5,14 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("sentence_transformers", reason="rerankers need sentence-transformers (pip install -e .[embed])")
 
 import train_reranker
-from conftest import run_main
+from conftest import new_encoder, run_main
 from datasets import Dataset
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.embeddings import labelled_pairs, open_reranker, reranking_evaluator, reranking_loss
 from neobert_hf.files.wordpiece import train_wordpiece
 
@@ -26,13 +24,9 @@ ANSWERS = ["uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny NeoBERT whose tokenizer has a token for each word."""
-    folder = tmp_path_factory.mktemp("bare")
     tokenizer = train_wordpiece([" ".join([*TOPICS, *OTHERS, *ANSWERS])] * 9, vocab_size=120, model_max_length=32)
-    shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
-    torch.manual_seed(0)
-    NeoBERTForMaskedLM(NeoBERTConfig(len(tokenizer), **shape, embedding_init_range=0.5)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    sizes = dict(hidden_size=64, num_hidden_layers=2, intermediate_size=96)
+    return str(new_encoder(tmp_path_factory.mktemp("new") / "bare", tokenizer, **sizes))
 
 
 def pairs_of(count, seed=0):

@@ -278,25 +278,6 @@ def test_bad_input_is_one_line_and_nothing_is_written(script, suffix, content, m
     assert files == ({f"FILE{suffix}"} if content is not None else set())
 
 
-@pytest.mark.parametrize(
-    ("names", "question", "message"),
-    [
-        ([], "a question", "no text to search"),
-        (["a.png"], "a question", r"no text to search; .*skipped: \.png 1"),
-        (["a.md"], "   ", "has no words"),
-        (["a.md"], "?!", "has no words"),
-    ],
-)
-def test_a_folder_without_text_and_a_question_without_words_are_one_line(
-    names, question, message, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
-    (tmp_path / "notes").mkdir()
-    for name in names:
-        write(tmp_path / "notes" / name, "# A text\n\nwith words\n")
-    assert re.search(message, refusal(capsys, "search", tmp_path / "notes", question, "--json"))
-
-
 def test_an_adapter_of_another_base_model_is_one_line(tmp_path, tiny_config, capsys):
     other = neobert_hf.NeoBERTForSequenceClassification(tiny_config)
     get_peft_model(other, neobert_hf.lora_config("SEQ_CLS", r=4)).save_pretrained(tmp_path / "adapter")

@@ -82,11 +82,6 @@ def test_the_number_of_steps_follows_that_of_the_pairs(counts, steps):
     assert steps_for(labels, 16) == steps
 
 
-def test_a_model_without_a_head_has_no_classes(model_folder):
-    with pytest.raises(ValueError, match="model has no classes; give the folder of a trained model"):
-        FewShotClassifier(model_folder).predict(["fox"])
-
-
 NAMES = {"id2label": {0: "red", 1: "old", 2: "house"}, "label2id": {"red": 0, "old": 1, "house": 2}}
 EMBEDDING_MODELS = {  # settings of the encoder, and the modules after it that end with a Dense
     "as many as by default": ({}, [Dense(32, 2)]),
@@ -194,11 +189,3 @@ def test_examples_that_cannot_be_learned_are_one_line_and_nothing_is_written(mod
     with pytest.raises(SystemExit, match=message) as error:
         run_main(finetune_few_shot, *command(tmp_path, *start))
     assert len(str(error.value).splitlines()) == 1 and not (tmp_path / "out").exists()
-
-
-def test_a_pair_of_texts_and_one_example_of_a_class_are_refused(model_folder):
-    with pytest.raises(ValueError, match="a pair of texts has no vector of its own"):
-        FewShotClassifier(model_folder).fit([("a", "b")] * 4, ["x", "y"] * 2)
-    for number in (1, -1):
-        with pytest.raises(ValueError, match="fewer than two classes have two examples to compare"):
-            FewShotClassifier(model_folder).fit(TEXTS, [str(label) for label in LABELS], examples_per_class=number)

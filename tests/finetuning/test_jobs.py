@@ -139,6 +139,8 @@ def test_as_many_predictions_as_test_rows_and_metrics_over_those_with_a_label_th
 
 ONE, PAIR = ["a", "b"], [("a", "b")] * 2
 MULTI_HOT = np.array([[0, 1], [1, 0]])
+MAY = ["When?"], ["It ends in May."], [{"text": ["May"], "answer_start": [3]}]
+FEW = "fewer than two classes have two examples to compare"
 REFUSED = [
     (Classifier, lambda job: job.fit(ONE * 2, ["x", "y"]), "4 texts and 2 labels; every row needs one of each"),
     (Classifier, lambda job: job.fit("ab", ["x", "y"]), "texts are a str; give a list with an item for each row"),
@@ -162,9 +164,14 @@ REFUSED = [
     (FewShotClassifier, lambda job: job.fit(TEXTS, LABELS, (["a"], ["new"])), "unknown class 'new'"),
     (FewShotClassifier, lambda job: job.save("x"), "has no classes; give the folder of a trained model, or rows"),
     (FewShotClassifier, lambda job: job.fit([*TEXTS[1:], ("a", "b")], LABELS), "row 7: a pair of texts has no vector"),
+    (FewShotClassifier, lambda job: job.fit([("a", "b")] * 4, LABELS[:4]), "a pair of texts has no vector of its own"),
+    (FewShotClassifier, lambda job: job.fit(TEXTS, LABELS, examples_per_class=1), FEW),
+    (FewShotClassifier, lambda job: job.fit(TEXTS, LABELS, examples_per_class=-1), FEW),
+    (FewShotClassifier, lambda job: job.predict(["fox"]), "model has no classes; give the folder of a trained model"),
     (Tagger, lambda job: job.fit(["late"], [["O"]]), "row 0: the words are 'late'; give a list of words"),
     (Tagger, lambda job: job.fit([["late"]], [None]), "row 0: the tags are None; give a list of tags"),
     (QuestionAnswerer, lambda job: job.fit(["a"], [""], [{}]), "row 0: 'context' is empty"),
+    (QuestionAnswerer, lambda job: job.fit(*MAY), "'May' is not at character 3, its answer_start; it is at 11"),
 ]
 
 
