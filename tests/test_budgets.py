@@ -19,7 +19,7 @@ CODE = {
     "export": 799,
     "cli and __init__": 246,
 }
-TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_310, 5_335, 20, 60
+TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_320, 5_335, 20, 60
 
 
 def code_lines(file):

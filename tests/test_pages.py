@@ -29,7 +29,11 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))
 FIRST_PAGE = ROOT / "docs/first_model.md"  # its blocks depend on one another
 PROGRAMS_PAGE = ROOT / "docs/other_programs.md"  # test_programs.py runs its blocks
 SNIPPETS = [
-    pytest.param(snippet, id=f"{page.stem}: {snippet.splitlines()[0]}")
+    pytest.param(
+        snippet,
+        id=f"{page.stem}: {snippet.splitlines()[0]}",
+        marks=pytest.mark.slow if "export_model(" in snippet else (),
+    )
     for page in PAGES
     if page not in (FIRST_PAGE, PROGRAMS_PAGE)
     for snippet in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)

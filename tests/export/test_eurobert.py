@@ -68,6 +68,7 @@ def change_config(folder, **values):
 # ------------------------------------------------------------------------------------------------- there
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_stock_transformers_compute_the_golden_tensors_without_the_package(tmp_path):
     export_model(GOLDEN / "masked_lm", tmp_path / "twin", to="eurobert")

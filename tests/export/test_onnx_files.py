@@ -131,6 +131,7 @@ def test_a_float16_file_agrees_with_the_golden_tensors_and_rounds_no_position(tm
     assert error(runner(half)(batch)["logits"], runner(whole)(batch)["logits"]) < 1e-2
 
 
+@pytest.mark.slow
 def test_a_folder_for_openvino_alone_holds_its_files_and_int8_weights_are_a_quarter(golden):
     out, expected = golden / "openvino_only", load_file(GOLDEN / "expected.safetensors")
     assert {path.name for path in out.iterdir()} == {"config.json", "openvino"}

@@ -111,6 +111,7 @@ def test_the_last_layer_alone_learns_the_training_rows_with_a_learning_rate_of_z
     assert error(True) < 0.1 < error(False)
 
 
+@pytest.mark.slow
 def test_few_rows_of_each_class_begin_with_the_last_layer_and_others_do_not(tmp_path):
     few = Classifier().fit(TEXTS, WORDS, **FROZEN)
     assert few.model.config.classifier_pooling == "mean" and few.predict(TEXTS) == WORDS

@@ -296,6 +296,7 @@ def contents(folder):
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow
 def test_the_identity_of_a_run_has_all_that_changes_its_model(start, tmp_path):
     def identity(name, job, columns=(TEXTS, LABELS), **options):
         job.fit(*columns, **{**FAST, "output_dir": str(tmp_path / name), **options})

@@ -119,6 +119,7 @@ def test_a_card_is_valid_and_short_and_says_how_the_model_was_trained(folder, ki
         assert card.data.base_model == "org/ancestor" and "It was trained from org/ancestor." in text
 
 
+@pytest.mark.slow
 def test_the_example_of_each_card_runs_without_the_package(folder, tmp_path):
     script = """
 import contextlib, io, json, sys

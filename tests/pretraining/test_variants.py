@@ -33,6 +33,7 @@ def initialize_small(config):
     return model
 
 
+@pytest.mark.slow
 def test_a_function_makes_the_initial_weights(corpus, tmp_path):
     stock, small = run(corpus, tmp_path / "stock"), run(corpus, tmp_path / "small", initialize_small)
     assert stock[1] != small[1]
