@@ -9,17 +9,17 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src/neobert_hf"
 # Lines of code at most: without docstrings, comments, blank lines and imports.
 CODE = {
-    "model": 2099,
-    "files": 753,
+    "model": 2104,
+    "files": 766,
     "runs": 626,
     "pretraining": 1924,
-    "finetuning": 1736,
+    "finetuning": 1738,
     "embeddings": 997,
-    "hub": 1099,
+    "hub": 1108,
     "export": 799,
     "cli and __init__": 246,
 }
-TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_320, 5_335, 20, 60
+TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_335, 5_335, 20, 60
 
 
 def code_lines(file):

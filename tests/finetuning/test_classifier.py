@@ -130,6 +130,7 @@ def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
 
 def test_all_of_few_rows_are_trained_on_and_a_cross_validation_gives_the_metrics(model_folder, tmp_path):
     rows = [{"text": text, "label": ("no", "yes")["red" in text]} for text in texts(60)]
+    rows[-1] = rows[0]
     train = write_csv(tmp_path / "train.csv", rows)
     printed, metrics = run(model_folder, tmp_path / "out", "--train_file", train)
     record = json.loads((tmp_path / "out/training.json").read_text())
@@ -137,6 +138,7 @@ def test_all_of_few_rows_are_trained_on_and_a_cross_validation_gives_the_metrics
     (scores,) = record["scores"]
     assert (scores["dataset"], scores["split"]) == ("train.csv", "cross-validation of the last layer")
     assert 0.7 < metrics["eval_accuracy"] == scores["metrics"]["accuracy"] <= 1
+    assert "1 of 60 rows repeat the text of another row, so the scores are too good" in printed
     printed, metrics = run(model_folder, tmp_path / "other", "--train_file", train, "--validation_file", train)
     assert "validation: accuracy" in printed and "are few: all" not in printed
 

@@ -61,7 +61,7 @@ def test_a_series_with_another_index_is_the_same_as_a_list(trained, start):
 
 
 @pytest.mark.parametrize("job", COLUMNS)
-def test_a_job_that_is_not_verbose_tells_nothing_and_learns_the_same(start, tmp_path, capsys, job):
+def test_a_job_that_is_not_verbose_tells_nothing_and_learns_the_same(start, tmp_path, capsys, caplog, job):
     columns = COLUMNS[job]
     longer = columns[-2] if job is Tagger else ["the fox red " * 9, *columns[-2][1:]]  # which is truncated
     long = [*columns[:-2], longer, columns[-1]]
@@ -77,6 +77,7 @@ def test_a_job_that_is_not_verbose_tells_nothing_and_learns_the_same(start, tmp_
     assert again.predict(*long[:-1]) == silent.predict(*long[:-1])
     found = capsys.readouterr()
     assert not found.out and not re.search(r"\d+%|it/s", found.err)
+    assert "8 of 8 rows equal a training row, so the scores are too good" in caplog.text  # a warning stays
     told.predict(*long[:-1])
     assert job is not Classifier or "1 of 8 texts are truncated" in capsys.readouterr().out
 

@@ -298,6 +298,23 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
         all_of(remove("model.safetensors"), link("model.safetensors", "../blobs/lost")),
         "link refused: blobs/lost",
     ),
+    "a dead link among the settings of a module": (
+        embedding(remove("1_Pooling/config.json"), link("1_Pooling/config.json", "../../lost")),
+        "link",
+    ),
+    "a pickle beside an exported graph": (
+        all_of(
+            lambda folder: (folder / "onnx").mkdir(),
+            write("onnx/model.onnx", ""),
+            remove("model.safetensors"),
+            lambda folder: torch.save({WO: torch.ones(1)}, folder / "pytorch_model.bin"),
+        ),
+        "pickle",
+    ),
+    "a config without a model type": (
+        changed(lambda stored: stored.pop("model_type")),
+        "refused: has no model_type, so AutoModel does not know it",
+    ),
     "an index that leaves the folder": (shards(leave_the_folder), "refused: ../outside.safetensors"),
     "a link out of the folder": (link("chat_template.jinja", "/etc/hosts"), "link"),
     # config

@@ -1,12 +1,17 @@
 """What a job tells the person who runs it: lines on the standard output, by the logger `neobert_hf.messages`."""
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from transformers.utils.logging import get_logger
+
 from .texts import printable
+
+logger = get_logger(__name__)
 
 
 class _Output(logging.StreamHandler[TextIO]):
@@ -19,6 +24,10 @@ class _Output(logging.StreamHandler[TextIO]):
     def stream(self) -> TextIO:  # type: ignore[override]  # nothing sets it
         return sys.stdout
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Raise the error of the write, which logging would print and forget."""
+        raise
+
 
 _logger = logging.getLogger("neobert_hf.messages")
 _logger.setLevel(logging.INFO)
@@ -26,14 +35,28 @@ _logger.propagate = False
 _logger.addHandler(_Output())
 
 
+def is_first_process() -> bool:
+    """Return whether this is the first process of a run, as launchers number them."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def say(text: str) -> None:
-    """Tell a text, each of its lines without what controls a terminal; nothing inside of `silence`."""
-    _logger.info("\n".join(map(printable, text.split("\n"))))
+    """Tell a text in the first process, each of its lines without what controls a terminal."""
+    if is_first_process():
+        _logger.info("\n".join(map(printable, text.split("\n"))))
+
+
+def warn(text: str) -> None:
+    """Tell a warning; inside of `silence`, the logger of the library writes it to the standard error."""
+    if _logger.isEnabledFor(logging.INFO):
+        say(f"warning: {text}")
+    elif is_first_process():
+        logger.warning(printable(text))
 
 
 @contextmanager
 def silence(is_silent: bool = True) -> Iterator[None]:
-    """Leave out all that `say` tells; warnings and errors stay."""
+    """Leave out what `say` tells."""
     level = _logger.level
     _logger.setLevel(logging.WARNING if is_silent else level)
     try:

@@ -25,7 +25,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # full disk, exceeded quota
 NEARLY_FULL = 1 << 20  # free bytes, fewer than a write of torch.save needs
 LOCK_SECONDS = 2  # the child processes of a killed process end within this time
 ANOTHER_FILE = "name another file, or move this one away"
-WRITTEN = ".neobert_hf_written"  # beside the files of `replacing`: lines of JSON with name, writer and SHA-256
+WRITTEN = (
+    ".neobert_hf_written"  # beside the files of `replacing` and `writing`: lines of JSON with name, writer and SHA-256
+)
 
 
 def check_target(

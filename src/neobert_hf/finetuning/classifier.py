@@ -34,13 +34,14 @@ from transformers import (
     Trainer,
 )
 
+from ..files.messages import say
 from ..files.texts import beginning
 from ..files.writing import writing
 from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
 from ..runs.adapters import labels_of_adapter
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
 from .head import WEAK, choose_strength, cross_validated, fit_linear, inputs_of_last_layer, last_layer
-from .job import CROSS_VALIDATION, Job, all_or_nothing, say
+from .job import CROSS_VALIDATION, Job, all_or_nothing
 from .rows import as_list, check_known, given_names
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, one_or_pair, text_classes
 
@@ -208,8 +209,10 @@ class Classifier(Job):
         self._is_short = self._is_head_first and kind == SINGLE and not self.adapter and config.hidden_size <= 384
         self.best_metric, self._crossed = "pearson" if kind == REGRESSION else "f1", None
         if validation and is_held_out and self._is_head_first and kind == SINGLE and num_repeated(labels) > 1:
-            texts, labels = (a + b for a, b in zip((texts, labels), self._columns(*validation)))
-            self._crossed, validation = labels, None
+            held_out = self._columns(*validation)
+            self.encode(held_out[1])  # which refuses an unknown class
+            texts, labels = (a + b for a, b in zip((texts, labels), held_out))
+            self._crossed, self._num_repeated, validation = labels, len(texts) - len({*map(str, texts)}), None
             fact = f"{len(texts)} rows are few: all of them are trained on, and the metrics are those of a"
             say(f"{fact} {CROSS_VALIDATION} alone, before the other layers are trained")
         self._fit((texts, labels), validation, training, options)
@@ -276,6 +279,9 @@ class Classifier(Job):
     def _after_training(self) -> None:
         """Let the last layer of a regression predict numbers in the unit of the labels; report on a cross-validation."""
         if self._crossed:
+            if self._num_repeated:
+                fact = f"{CROSS_VALIDATION}: {self._num_repeated:,} of {len(self._crossed):,} rows repeat the text of another row"
+                self._remark(f"{fact}, so the scores are too good", "remove repeated rows")
             self._report(self._crossed_logits, self._crossed, CROSS_VALIDATION, self._opened().args.output_dir)
         if self.problem_type != REGRESSION:
             return

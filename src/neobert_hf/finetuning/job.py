@@ -338,7 +338,7 @@ class Job(ABC):
         if self._num_truncated and split:
             self._remark(f"{split}: {fact}", remedy)
         elif self._num_truncated:
-            say(f"{fact}; {remedy}")
+            messages.say(f"{fact}; {remedy}")
 
     @told
     def outputs(self, *inputs, training: FineTuningArguments | None = None) -> Any:
@@ -398,7 +398,7 @@ class Job(ABC):
             values |= {f"{prefix}_trivial_{name}": value for name, value in base.items()}
             # those of the validation belong to the run, which has its folder
             with replacing(results, picture, writer=PREDICTION) if split == "test" else nullcontext():
-                write_json(results, values)
+                write_json(results, values, writer=PREDICTION if split == "test" else None)
                 self._report_classes(outputs, labels, picture)
         if worse := names_of_worse(found, base):
             decided = self._decide(outputs)
@@ -415,7 +415,7 @@ class Job(ABC):
     def _remark(self, fact: str, remedy: str) -> None:
         """Print a warning; the record of the training, and so the card, has the fact."""
         self._remarks.append(fact)
-        say(f"warning: {fact}; {remedy}")
+        messages.warn(f"{fact}; {remedy}")
 
     def _report_classes(self, outputs: Any, labels: list, picture: Path) -> None:  # noqa: B027  (may be nothing)
         """Print what a job says of each class, and perhaps draw it."""
@@ -512,12 +512,6 @@ def names_of_worse(found: Mapping[str, float], trivial: Mapping[str, float]) -> 
         return []
     gains = {name: (found[name] - value) * (1 if is_best_if_large(name) else -1) for name, value in trivial.items()}
     return [name for name, gain in gains.items() if gain <= 0 and trivial[name] != is_best_if_large(name)]  # 1 or 0
-
-
-def say(text: str) -> None:
-    """Tell a text, in the first process only."""
-    if PartialState().is_main_process:
-        messages.say(text)
 
 
 def check_finite(outputs: Any) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from datasets import ClassLabel, load_dataset
 from transformers.hf_argparser import HfArg
 
-from ..files.messages import say
+from ..files import messages
 from ..files.rows import SHOWN, Fault, Faults, checked_text, read_rows, trimmed
 from ..files.writing import check_target
 from .predictions import PREDICTION, PREDICTION_COLUMNS, PREDICTION_FORMATS
@@ -32,7 +32,7 @@ class LabelledDataArguments:
     train_file: str = HfArg(default=None, help=".csv, .tsv, .jsonl, .json or .parquet; of words also CoNLL.")
     validation_file: str = HfArg(
         default=None,
-        help="The same for evaluation. Default: a tenth of the training rows; a classifier with few rows trains on all.",
+        help="The same for evaluation. Default: a tenth of the training rows; finetune_classifier.py trains on all of few rows.",
     )
     test_file: str = HfArg(default=None, help="The same for predictions; labels may be missing.")
     predictions_file: str = HfArg(default=None, help=".csv, .jsonl or .parquet. Default: in --output_dir.")
@@ -258,7 +258,7 @@ def _judge(faults: Faults, num_good: int, skip: bool) -> None:
     if not skip:
         verb = "has a fault" if len(faults) == 1 else "have faults"
         raise ValueError(f"{count} {verb}: {shown}; correct or remove them, or leave them out by skip_bad_rows")
-    say(f"left out {count}: {shown}")
+    messages.say(f"left out {count}: {shown}")
 
 
 def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict, list[str]]:
@@ -388,7 +388,7 @@ def class_names(labels: Sequence[str], names: Sequence[str] | None = None, hint:
 def warn(what: str, examples: Sequence[str], remedy: str = "") -> None:
     """Print one line about the training rows, with the first of the examples, if there are any."""
     if examples:
-        say(f"warning: {what}: {_first_of(examples)}{remedy and '; '}{remedy}")
+        messages.warn(f"{what}: {_first_of(examples)}{remedy and '; '}{remedy}")
 
 
 def _number_or_text(label: str) -> tuple:

@@ -24,9 +24,10 @@ from transformers import (
     Trainer,
 )
 
+from ..files.messages import say
 from ..runs import MINI_MODEL_PATH, FineTuningArguments
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
-from .job import Job, all_or_nothing, say
+from .job import Job, all_or_nothing
 from .rows import check_known, given_names
 from .words import checked_tags, checked_words, from_iob2, iob2_names, is_iob, tag_names, tag_scheme, to_iob2
 

@@ -129,7 +129,7 @@ class Subject:
         layout = self.checkpoint.layout if self.checkpoint else "unreadable"
         if any((place / "adapter_config.json").is_file() for place in (self.folder, self.main)):
             return "adapter"
-        if graphs and not any(self.main.glob("*.safetensors*")):
+        if graphs and self.checkpoint is None and not any(self.main.glob("*.safetensors*")):
             return "exported"
         is_contextual = self.config.get("model_type") == CONTEXTUAL and layout == "published"
         return "contextual" if is_contextual else layout
@@ -146,6 +146,9 @@ class Subject:
         if self.layout == "unreadable" or not self.config:
             missing = f"{self.main} has no config.json, so nothing knows its shape; copy that of the same model"
             raise OSError(self.faults.get("config") or self.faults.get("weights") or missing)
+        if "model_type" not in self.config:
+            remedy = 'add "model_type": "neobert"'
+            raise ValueError(f"{self.main}/config.json has no model_type, so AutoModel does not know it; {remedy}")
         stored = {key: value for key, value in self.config.items() if value != CONTEXTUAL}
         shape = self.shape = NeoBERTConfig.from_dict(stored)
         others = ("contextual", "exported", "pickle", "deepspeed")
@@ -177,7 +180,10 @@ class Subject:
         """The commands that findings.yaml mentions, for this checkpoint."""
         name = "ORG/NAME" if Path(self.source).is_dir() else self.source
         commands = TEXTS["commands"] | (TEXTS["commands of modules"] if self.modules else {})
-        return {key: text.format(name=name, source=shlex.quote(self.source)) for key, text in commands.items()}
+        commands = {key: text.format(name=name, source=shlex.quote(self.source)) for key, text in commands.items()}
+        if self.layout in ("pickle", "deepspeed", "w1w2"):  # which build.py refuses
+            commands["rebuild"] = commands["convert"]
+        return commands
 
 
 def examine(source: str | Path, base: str | Path | None = None) -> dict[str, Any]:
@@ -312,6 +318,9 @@ def check_json(subject: Subject) -> Findings:
     """Damaged JSON files; settings that name code of other places or that is missing; links out of the folder."""
     if "is not JSON" not in (fault := subject.faults.get("links", "is not JSON")):  # which is found below
         yield "link", subject.source, fault
+    for file in sorted(subject.folder.rglob("*")):
+        if file.is_symlink() and not file.exists():
+            yield "link", subject.name(file), f"it is a link to {os.readlink(file)}, which does not exist"
     for file in subject.files("*.json"):
         try:
             settings = list(foreign_settings(file))

@@ -80,12 +80,17 @@ def inference_copy(
         )
     if is_on_gpu and encoders[0].dtype == torch.bfloat16 != best_dtype(device):
         raise ValueError(f"{device} has no instructions for bfloat16; load the model with dtype=torch.float16")
-    attention = {type(block.attention).__name__ for block in model.modules() if isinstance(block, NeoBERTBlock)}
-    if batch_invariant and not attention:
+    blocks = [block for block in model.modules() if isinstance(block, NeoBERTBlock)]
+    if batch_invariant and not blocks:
         raise ValueError(f"{type(model).__name__} is not of this package; import neobert_hf before the model is loaded")
-    if cuda_graphs and not (is_on_gpu and attention == {"NeoBERTAttention"}):  # another one reads lengths on the host
-        found = ", ".join(sorted(attention))
-        raise ValueError(f"cuda_graphs=True needs NeoBERTAttention on CUDA, but found {found} on {device}; omit it")
+    kinds = {type(part).__name__ for block in blocks for part in (block, block.attention)}
+    if cuda_graphs and not (
+        is_on_gpu and kinds == {"NeoBERTBlock", "NeoBERTAttention"}
+    ):  # others read lengths on the host
+        found = ", ".join(sorted(kinds))
+        raise ValueError(
+            f"cuda_graphs=True needs NeoBERTBlock and NeoBERTAttention on CUDA, but found {found} on {device}; omit it"
+        )
     in_blocks = {id(layer) for name, layer in model.named_modules() if "transformer_encoder" in name.split(".")}
     inside = {module for encoder in encoders for module in encoder.modules()}
     parents = [x for x in model.modules() if x.__module__.endswith("_neobert") or (batch_invariant and x not in inside)]
