@@ -18,16 +18,17 @@ from typing import Any
 import torch
 import yaml
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..files.modules import read_kind, read_modules
 from ..files.texts import printable
 from ..files.trust import (
     check_links,
+    check_source,
+    check_vocabulary,
     foreign_settings,
     holds_tokenizer,
     leaves,
-    load_tokenizer,
     read_json,
     resolve,
 )
@@ -143,7 +144,7 @@ class Subject:
         if self.layout == "adapter":
             read_base(self.folder)
             return None
-        if self.layout == "unreadable" or not self.config:
+        if not self.config:
             missing = f"{self.main} has no config.json, so nothing knows its shape; copy that of the same model"
             raise OSError(self.faults.get("config") or self.faults.get("weights") or missing)
         if "model_type" not in self.config:
@@ -151,6 +152,8 @@ class Subject:
             raise ValueError(f"{self.main}/config.json has no model_type, so AutoModel does not know it; {remedy}")
         stored = {key: value for key, value in self.config.items() if value != CONTEXTUAL}
         shape = self.shape = NeoBERTConfig.from_dict(stored)
+        if self.layout == "unreadable":
+            raise OSError(self.faults["weights"])
         others = ("contextual", "exported", "pickle", "deepspeed")
         if self.layout in others or self.config.get("quantization_config"):
             return None
@@ -352,13 +355,17 @@ def check_tokenizer(subject: Subject) -> Findings:
     kind = str(kind or subject.config.get("tokenizer_class") or "")
     try:
         own = Tokenizer.from_file(str(file)) if file.is_file() else None
-        opened = load_tokenizer(str(folder), vocab_size, subject.shape or NeoBERTConfig())
+        check_source(str(folder))  # which refuses code of other places
+        config = subject.shape or NeoBERTConfig()
+        opened = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
+        differing = None if own is None else differing_text(opened, own)
+        if differing is None:  # another class may add tokens, and it is the cause then
+            check_vocabulary(opened, str(folder), vocab_size)
         words = (own or opened).get_vocab()
         if (last := max(words.values())) >= vocab_size or len({*words.values()}) < len(words):
             raise ValueError(
                 f"its last token has the id {last} of {vocab_size} embeddings, or two of its tokens have one id"
             )
-        differing = None if own is None else differing_text(opened, own)
     except ValueError as error:
         yield "tokenizer-vocabulary", where, one_line(error)
         return
