@@ -15,7 +15,7 @@ CODE = {
     "pretraining": 1924,
     "finetuning": 1738,
     "embeddings": 997,
-    "hub": 1110,
+    "hub": 1114,
     "export": 799,
     "cli and __init__": 246,
 }
