@@ -296,7 +296,7 @@ class Job(ABC):
                 training.choose_learning_rate(model.config, self._learning_rate(model.config))
                 training.choose_epochs(self._num_epochs(len(columns[0])))
                 trainer = self._trainer_for(model, training, **rows)
-                self._before_training(trainer)
+                self._before_training(trainer)  # on a resume too: what it measures may be the metrics of the run
                 return trainer
 
             with lock_run(training.output_dir):
