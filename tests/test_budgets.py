@@ -10,14 +10,14 @@ SRC = ROOT / "src/neobert_hf"
 # Lines of code at most: without docstrings, comments, blank lines and imports.
 CODE = {
     "model": 2104,
-    "files": 766,
+    "files": 768,
     "runs": 626,
     "pretraining": 1924,
     "finetuning": 1738,
     "embeddings": 997,
     "hub": 1114,
     "export": 799,
-    "cli and __init__": 246,
+    "cli and __init__": 300,
 }
 TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_335, 5_335, 20, 60
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("sentence_transformers", reason="this test runs neobert embed (pip install -e .[embed])")
 
 from packaging.requirements import Requirement
-from setuptools import find_packages
+from setuptools.config.pyprojecttoml import load_file
 
 import neobert_cli
 import neobert_hf
@@ -79,7 +79,8 @@ def test_every_folder_of_code_is_a_package():
     source = ROOT / "src/neobert_hf"
     folders = {str(file.parent.relative_to(source.parent)).replace(os.sep, ".") for file in source.rglob("*.py")}
     folders.remove("neobert_hf.mini")  # its code is data, and tests/hub/test_mini.py installs it
-    assert folders == set(find_packages(str(source.parent)))
+    settings = load_file(ROOT / "pyproject.toml")["tool"]["setuptools"]
+    assert {*folders, "neobert_hf.examples"} == set(settings["packages"])
     if (ROOT / ".git").exists():
         ignored = ["git", "check-ignore", *map(str, source.rglob("*.py"))]
         assert not subprocess.run(ignored, cwd=ROOT, capture_output=True, text=True).stdout

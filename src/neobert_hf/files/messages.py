@@ -2,8 +2,9 @@
 
 import logging
 import os
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -52,6 +53,11 @@ def warn(text: str) -> None:
         say(f"warning: {text}")
     elif is_first_process():
         logger.warning(printable(text))
+
+
+def say_next(*commands: Sequence[object]) -> None:
+    """Tell commands that may follow, each as a list of words, in the form in which a shell takes them."""
+    say("\n".join(["next:", *(f"  {shlex.join(map(str, command))}" for command in commands)]))
 
 
 @contextmanager
