@@ -369,7 +369,7 @@ def main() -> None:
     if command is None:
         return parser.print_help()
     try:
-        from neobert_hf.runs.commands import run_command
+        from neobert_hf.runs.errors import run_command
     except KeyboardInterrupt:  # the import takes seconds
         raise SystemExit(130) from None
     except ModuleNotFoundError as error:  # an environment of `pip install --no-deps`

@@ -10,8 +10,8 @@ SRC = ROOT / "src/neobert_hf"
 # Lines of code at most: without docstrings, comments, blank lines and imports.
 CODE = {
     "model": 2104,
-    "files": 768,
-    "runs": 626,
+    "files": 769,
+    "runs": 629,
     "pretraining": 1924,
     "finetuning": 1738,
     "embeddings": 997,

@@ -1,11 +1,15 @@
 """Texts: what of them may reach a terminal, how much of them a model reads, and the longest that it can take."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LINE_ENDS = re.compile(r"\r\n|[\t\n\v\f\r\x85\u2028\u2029]")
 # ECMA-48: ESC or one C1 character begins a sequence. A sequence without its end loses its beginning only, so no text is hidden.
@@ -71,6 +75,8 @@ def check_leaves_tokens(max_seq_length: int | None, name: str = "max_seq_length"
 
 def longest_text(model: PreTrainedModel) -> int | None:
     """Return the number of tokens for which a model has learned positions; None for rotary positions, which have no end."""
+    from torch import nn
+
     for name, module in model.named_modules():
         if name.endswith(("position_embeddings", "embed_positions")) and isinstance(module, nn.Embedding):
             first = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there

@@ -37,7 +37,7 @@ from ..model import configuration_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel
 from ..model.weight_files_neobert import canonical_name
-from ..runs.commands import one_line
+from ..runs.errors import one_line
 from .card import read_base
 from .layouts import (
     FLOATS,

@@ -13,7 +13,8 @@ NAMES_OF = {
     "adapters": ("lora_config", "open_adapter", "save_adapter"),
     "allocator": ("tune_allocator",),
     "arguments": ("FineTuningArguments", "PrecisionArguments", "ResumeArguments", "default_learning_rate"),
-    "commands": ("CommandParser", "one_line", "run_command", "run_script"),
+    "commands": ("CommandParser", "run_script"),
+    "errors": ("one_line", "run_command"),
     "folders": ("begin_or_resume", "curve_of", "last_complete_checkpoint", "lock_run", "train_or_resume"),
     "machine": ("environment",),
     "manifests": ("CheckedCheckpoints",),
@@ -32,12 +33,8 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         ResumeArguments as ResumeArguments,
         default_learning_rate as default_learning_rate,
     )
-    from .commands import (
-        CommandParser as CommandParser,
-        one_line as one_line,
-        run_command as run_command,
-        run_script as run_script,
-    )
+    from .commands import CommandParser as CommandParser, run_script as run_script
+    from .errors import one_line as one_line, run_command as run_command
     from .folders import (
         begin_or_resume as begin_or_resume,
         curve_of as curve_of,

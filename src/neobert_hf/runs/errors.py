@@ -1,0 +1,65 @@
+"""Errors of commands on one line, also where torch and transformers are not installed.
+
+Exit status 2 is for a wrong command line, 1 for every other error that the user can correct, 130 for Ctrl-C. A bug shows its
+traceback; `NEOBERT_TRACEBACK=1` shows the traceback of every error.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+from ..files.texts import printable
+
+
+def correctable() -> tuple[type[BaseException], ...]:
+    """Return the errors that a user can correct: a value, a file, a missing package, a loss that is not finite, little memory."""
+    of_torch = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)  # only what has imported torch raises it
+    return (ValueError, OSError, ImportError, FloatingPointError, *filter(None, [of_torch]))
+
+
+def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
+    """Call a command; an error that its user can correct ends the process with one line, and status 1.
+
+    Args:
+        prog: Name of the command, the first word of the line.
+        command: The function to call.
+        args: Its arguments.
+    """
+    try:
+        return command(*args)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader of the output has ended, as in `neobert tokenize ... | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the output once more at exit
+        raise SystemExit(141) from None  # status of a process that SIGPIPE ends
+    except correctable() as error:
+        if os.environ.get("NEOBERT_TRACEBACK") == "1":
+            raise
+        raise SystemExit(f"{prog}: {one_line(error)}") from error  # Python prints it and ends with status 1
+
+
+def one_line(error: object) -> str:
+    """Return the message of an error without line breaks, and how to install a module that is missing."""
+    text = re.sub(r"^\[Errno \d+\] ", "", " ".join(str(error).split()))
+    if isinstance(error, ModuleNotFoundError) and "pip install" not in text:
+        extra = _extra_with(error.name or "")
+        text += f"; install it: pip install -e '.[{extra}]'" if extra else ""
+    return printable(text) or type(error).__name__  # it may quote a column or a file of other people
+
+
+def _extra_with(module: str) -> str | None:
+    """The first extra of this package that installs a module; None if there is none, or the package is not installed."""
+    name = module.partition(".")[0].replace("_", "-").lower()
+    name = {"sklearn": "scikit-learn", "faiss": "faiss-cpu"}.get(name, name)
+    try:
+        requirements = metadata.requires("neobert_hf") or ()
+    except metadata.PackageNotFoundError:
+        return None
+    for requirement in requirements:
+        distribution, _, extra = requirement.partition("; extra == ")
+        if extra and re.findall(r"[\w.-]+", distribution)[0].replace("_", "-").lower() == name:
+            return extra.strip('"')
+    return None
