@@ -1,0 +1,38 @@
+"""Write the small files that the documentation uses: tickets.csv, forty support tickets with their teams, and new_tickets.csv.
+
+    neobert example-data
+    neobert example-data folder
+"""
+
+import argparse
+from pathlib import Path
+
+from neobert_cli import Parser
+from neobert_hf.files.writing import check_target, writing
+from neobert_hf.runs.errors import run_command
+
+DATA = Path(__file__).with_name("data")
+
+
+def write(folder: str) -> None:
+    """Write the files that the folder does not have; another file is not replaced."""
+    contents = {Path(folder, file.name): file.read_bytes() for file in sorted(DATA.iterdir())}
+    missing = [file for file, content in contents.items() if not file.is_file() or file.read_bytes() != content]
+    for file in missing:
+        check_target(file, way_out="give another folder")
+    for file in missing:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with writing(file) as stream:
+            stream.write(contents[file])
+    print(*contents, sep="\n")
+
+
+def main() -> None:
+    """Read the command line, and write."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", default=".", metavar="FOLDER", help="Default: the current folder.")
+    run_command(parser.prog, write, parser.parse_args().folder)
+
+
+if __name__ == "__main__":
+    main()
