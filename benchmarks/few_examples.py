@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pandas
 from harness import finish, read_arguments
+from neobert_hf.examples.finetune_few_shot import FewShotClassifier, draw_examples
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score
@@ -31,8 +32,7 @@ from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from neobert_hf import MINI_MODEL_PATH
-from neobert_hf.finetuning import Classifier, FewShotClassifier
-from neobert_hf.finetuning.few_shot import draw_examples
+from neobert_hf.finetuning import Classifier
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples/paper"))
 from glue import TASKS, load_task

@@ -1,7 +1,7 @@
 """Write the small files that the documentation uses: tickets.csv, forty support tickets with their teams, and new_tickets.csv.
 
-    neobert example-data
-    neobert example-data folder
+neobert example-data
+neobert example-data folder
 """
 
 import argparse

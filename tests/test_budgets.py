@@ -13,7 +13,7 @@ CODE = {
     "files": 769,
     "runs": 629,
     "pretraining": 1924,
-    "finetuning": 1738,
+    "finetuning": 1607,
     "embeddings": 997,
     "hub": 1114,
     "export": 799,

@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 from conftest import SENTENCE
+from finetune_few_shot import FewShotClassifier, add_head
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
@@ -25,7 +26,6 @@ from transformers import pipeline
 import neobert_hf
 from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.export import OnnxModel, export_model
-from neobert_hf.finetuning import FewShotClassifier, add_head
 
 TEXTS = [
     *[line for line in Path(json.__file__).read_text("utf-8").splitlines() if len(line) > 40][:40],

@@ -13,18 +13,17 @@ pytest.importorskip("seqeval", reason="needs scikit-learn, seqeval and peft (pip
 
 import pandas
 from conftest import largest_file
+from finetune_few_shot import FewShotClassifier, FewShotTrainingArguments
 
 from neobert_hf.files import read_rows
 from neobert_hf.finetuning import (
     Classifier,
-    FewShotClassifier,
     LabelledRows,
     LabelledTextArguments,
     QuestionAnswerer,
     Tagger,
     read_labelled_texts,
 )
-from neobert_hf.finetuning.few_shot import FewShotTrainingArguments
 from neobert_hf.finetuning.job import LAST_EPOCH
 from neobert_hf.finetuning.predictions import write_predictions
 from neobert_hf.hub import write_card

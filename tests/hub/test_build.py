@@ -13,6 +13,7 @@ import build as script
 import pytest
 import torch
 from conftest import largest_file, run_main
+from finetune_few_shot import add_head
 from huggingface_hub import ModelCard
 from transformers import BertConfig, BertForMaskedLM
 
@@ -20,7 +21,6 @@ from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM, NeoBERTForSequenceCl
 from neobert_hf.embeddings import open_embedding_model, sentence_transformer
 from neobert_hf.embeddings.reranking import open_reranker
 from neobert_hf.export.graphs import load_graph
-from neobert_hf.finetuning import add_head
 from neobert_hf.hub import build, verify, write_card
 from neobert_hf.runs.record import GENERATED
 

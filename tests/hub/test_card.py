@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from finetune_few_shot import add_head
 from huggingface_hub import EvalResult, InferenceClient, ModelCard
 from huggingface_hub.utils import validate_repo_id
 from markdown_it import MarkdownIt
@@ -24,7 +25,6 @@ from transformers.pipelines import SUPPORTED_TASKS
 import neobert_hf
 from neobert_hf import sentence_transformer
 from neobert_hf.embeddings.models import multi_vector_encoder, sparse_encoder
-from neobert_hf.finetuning import add_head
 from neobert_hf.hub import write_card
 from neobert_hf.runs import write_record
 from neobert_hf.runs.record import GENERATED

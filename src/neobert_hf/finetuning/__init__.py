@@ -1,4 +1,4 @@
-"""Fine-tuning as Python calls: `Classifier`, `Tagger`, `QuestionAnswerer`, `FewShotClassifier`, and rows of users' files."""
+"""Fine-tuning as Python calls: `Classifier`, `Tagger`, `QuestionAnswerer`, and rows of users' files."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,6 @@ from ..lazy import lazy_names
 NAMES_OF = {
     "answers": ("QuestionAnswerer", "answer_metrics"),
     "classifier": ("Classifier", "label_metrics", "pearson", "spearman"),
-    "few_shot": ("FewShotArguments", "FewShotClassifier", "FewShotTrainingArguments", "add_head"),
     "predictions": ("write_predictions",),
     "questions": ("read_questions",),
     "rows": ("LabelledDataArguments", "LabelledRows"),
@@ -25,12 +24,6 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         label_metrics as label_metrics,
         pearson as pearson,
         spearman as spearman,
-    )
-    from .few_shot import (
-        FewShotArguments as FewShotArguments,
-        FewShotClassifier as FewShotClassifier,
-        FewShotTrainingArguments as FewShotTrainingArguments,
-        add_head as add_head,
     )
     from .predictions import write_predictions as write_predictions
     from .questions import read_questions as read_questions

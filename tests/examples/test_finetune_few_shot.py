@@ -14,6 +14,7 @@ import finetune_few_shot
 import pandas
 import torch
 from conftest import json_lines, run_main
+from finetune_few_shot import FewShotClassifier, add_head, draw_examples, steps_for
 from scipy.special import softmax
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
@@ -23,8 +24,6 @@ from sklearn.preprocessing import StandardScaler
 
 from neobert_hf import NeoBERTModel, sentence_transformer
 from neobert_hf.export.graphs import load_graph
-from neobert_hf.finetuning import FewShotClassifier, add_head
-from neobert_hf.finetuning.few_shot import draw_examples, steps_for
 from neobert_hf.hub import write_card
 
 TEXTS = [
