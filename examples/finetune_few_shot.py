@@ -5,8 +5,8 @@
         --output_dir runs/few --model_name_or_path chandar-lab/NeoBERT
     python examples/finetune_few_shot.py --test_file new.csv --model_name_or_path runs/few --output_dir runs/predictions
 
-In Python: `FewShotClassifier().fit(texts, labels)`. The folder is a sentence-transformers model whose vectors are the logits of the
-classes: `SentenceTransformer("runs/few", trust_remote_code=True).encode(texts)`; config.json has the names of the classes.
+In Python: `FewShotClassifier().fit(texts, labels)`. The folder is a sentence-transformers model whose vectors are the logits
+of the classes: `SentenceTransformer("runs/few", trust_remote_code=True).encode(texts)`; config.json has the names of the classes.
 
 Source: SetFit, arXiv 2209.11055. The training is sentence-transformers' own, on triplets instead of pairs.
 """

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -50,26 +51,53 @@ def test_the_snippets_run(snippet, tokenizer, tmp_path, monkeypatch):
     exec(compile(script, "snippet", "exec"), {"__name__": "__main__"})
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with the wheel of this checkout, as pip installs it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("src", "examples"):
+        shutil.copytree(
+            ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__")
+        )
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "source")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target"]
+    subprocess.run([*pip, folder / "installed", folder / "source"], check=True)
+    return folder / "installed"
+
+
 @pytest.mark.slow
-def test_the_blocks_of_the_first_page_run_in_order(tmp_path):
-    """In one shell, offline, as pasted; only the port is another one, and pip installs nothing."""
+@pytest.mark.parametrize("page", [README, FIRST_PAGE], ids=["README", "first_model"])
+def test_the_blocks_of_a_first_page_run_in_an_empty_folder_with_an_installed_wheel(
+    page, installed, tokenizer, tmp_path
+):
+    """In one shell, offline, as pasted; only the port and the published checkpoint are others, and pip installs nothing."""
+    checkpoint = write_checkpoint(tmp_path / "NeoBERT", random_weights(), vocab_size=CONFIG["vocab_size"])
+    tokenizer.save_pretrained(checkpoint)
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    blocks = re.findall(r"```(bash|python)\n(.*?)```", FIRST_PAGE.read_text("utf-8"), re.DOTALL)
+        port = str(free.getsockname()[1])
+    blocks = re.findall(r"```(bash|python)\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     shell = [block if kind == "bash" else f"python - <<'END'\n{block}END\n" for kind, block in blocks]
-    script = "".join(["set -e\ntrap 'kill $(jobs -p)' EXIT\npip() { true; }\n", *shell]).replace("8000", str(port))
-    (tmp_path / "page.sh").write_text(script)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(PACKAGE.parent)}
-    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
-    page = subprocess.run(["bash", "page.sh"], **options, check=False)
-    assert page.returncode == 0 and "Warning" not in page.stderr, page.stderr
-    answers = json.loads(page.stdout.splitlines()[-1])  # of the server
-    assert [answer["label"] for answer in answers] == ["billing", "delivery"]
-    metrics = json.loads((tmp_path / "runs/tickets/test_results.json").read_text())
+    script = "".join(shell).replace("chandar-lab/NeoBERT", str(checkpoint))
+    script = re.sub(r"neobert serve [\w/]+", rf"\g<0> --port {port}", script).replace(
+        "localhost:8000", f"localhost:{port}"
+    )
+    which = "python -c 'import neobert_hf.examples as found; print(found.__file__)'\n"
+    (tmp_path / "page.sh").write_text("set -e\ntrap 'kill $(jobs -p)' EXIT\npip() { true; }\n" + which + script)
+    (tmp_path / "empty").mkdir()
+    path = os.pathsep.join([str(installed / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(installed)}
+    options = {"cwd": tmp_path / "empty", "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run(["bash", "../page.sh"], **options, check=False)
+    assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
+    assert done.stdout.startswith(str(installed))
+    metrics = json.loads((tmp_path / "empty/runs/tickets/test_results.json").read_text())
     assert metrics["test_accuracy"] > 0.6  # 11 of 12 when the page was written; chance is a quarter
+    assert (tmp_path / "empty/exported/onnx/model_quantized.onnx").is_file()
+    if page == FIRST_PAGE:
+        (answers,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+        assert [best["label"] for best, *_ in answers] == ["billing", "delivery"]
 
 
 def shell_blocks(page):
