@@ -1,10 +1,10 @@
 """Adapt NeoBERT to a domain or a language: give it a new vocabulary, and continue pretraining.
 
-    python examples/adapt_vocabulary.py --train_files domain.jsonl --validation_files held_out.jsonl \\
+    neobert adapt-vocabulary --train_files domain.jsonl --validation_files held_out.jsonl \\
         --output_dir runs/domain --max_steps 500 --learning_rate 5e-3
-    python examples/adapt_vocabulary.py --init_from chandar-lab/NeoBERT --train_files domain.jsonl --vocab_size 32768 \\
+    neobert adapt-vocabulary --init_from chandar-lab/NeoBERT --train_files domain.jsonl --vocab_size 32768 \\
         --output_dir runs/domain --max_steps 2000 --tokens_per_step 131072 --bf16
-    python examples/adapt_vocabulary.py --train_files domain.jsonl --tokenizer_name path/to/tokenizer --output_dir runs/domain
+    neobert adapt-vocabulary --train_files domain.jsonl --tokenizer_name path/to/tokenizer --output_dir runs/domain
 
 A new WordPiece tokenizer learns the words of the text, unless --tokenizer_name gives one. A token that the model has not seen
 begins as the mean of the tokens that its old tokenizer gives for it. The folder `start` in the output folder holds the model
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from transformers.hf_argparser import HfArg
 
 from neobert_hf import MINI_MODEL_PATH
+from neobert_hf.files.messages import say_next
 from neobert_hf.hub import write_card
 from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, pretrain, write_adapted_model
 from neobert_hf.runs import run_script
@@ -55,6 +56,8 @@ def adapt(vocabulary: VocabularyArguments, data: CorpusArguments, training: Adap
     if trainer.is_world_process_zero():
         write_card(start)  # first: the other card tells of it
         write_card(training.output_dir)
+        words = ["finetune-classifier", "--model_name_or_path", training.output_dir, "--train_file", "tickets.csv"]
+        say_next(["neobert", *words, "--output_dir", "runs/tickets"])
 
 
 def main():

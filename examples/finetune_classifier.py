@@ -1,11 +1,11 @@
 """Fine-tune NeoBERT, or any other encoder, to classify texts or pairs of texts, or to predict numbers.
 
-    python examples/finetune_classifier.py --train_file tickets.csv --output_dir runs/tickets
-    python examples/finetune_classifier.py --train_file train.csv --test_file test.csv --text_columns review \\
+    neobert finetune-classifier --train_file tickets.csv --output_dir runs/tickets
+    neobert finetune-classifier --train_file train.csv --test_file test.csv --text_columns review \\
         --label_column stars --output_dir runs/stars
-    python examples/finetune_classifier.py --dataset_name nyu-mll/glue --dataset_config rte \\
+    neobert finetune-classifier --dataset_name nyu-mll/glue --dataset_config rte \\
         --text_columns sentence1 sentence2 --model_name_or_path chandar-lab/NeoBERT --output_dir runs/rte
-    python examples/finetune_classifier.py --model_name_or_path runs/tickets --test_file new.csv --output_dir runs/new
+    neobert finetune-classifier --model_name_or_path runs/tickets --test_file new.csv --output_dir runs/new
 
 A label is a class, a list of classes (or --label_separator, --label_columns), or a number with a fraction. Without training
 rows the last command predicts with a saved model. A saved folder opens in

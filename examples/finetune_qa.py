@@ -1,9 +1,9 @@
 """Fine-tune NeoBERT, or any other encoder, to answer a question by a part of a text, or to say that it has no answer.
 
-    python examples/finetune_qa.py --train_file train-v2.0.json --validation_file dev-v2.0.json --output_dir runs/qa
-    python examples/finetune_qa.py --dataset_name rajpurkar/squad_v2 --model_name_or_path chandar-lab/NeoBERT \\
+    neobert finetune-qa --train_file train-v2.0.json --validation_file dev-v2.0.json --output_dir runs/qa
+    neobert finetune-qa --dataset_name rajpurkar/squad_v2 --model_name_or_path chandar-lab/NeoBERT \\
         --output_dir runs/squad --bf16
-    python examples/finetune_qa.py --model_name_or_path runs/qa --test_file questions.jsonl --output_dir runs/answers
+    neobert finetune-qa --model_name_or_path runs/qa --test_file questions.jsonl --output_dir runs/answers
 
 Files are SQuAD's own JSON, or rows with question, context and answers. `QuestionAnswerer("runs/qa").predict(questions, texts)`
 asks the saved model.

@@ -1,10 +1,10 @@
 """Fine-tune NeoBERT, or any other encoder, to tag words, for example with the names of people and places.
 
-    python examples/finetune_tagger.py --train_file train.conll --validation_file dev.conll --output_dir runs/tagger
-    python examples/finetune_tagger.py --train_file train.jsonl --test_file test.jsonl --output_dir runs/tagger
-    python examples/finetune_tagger.py --dataset_name lhoestq/conll2003 --model_name_or_path chandar-lab/NeoBERT \\
+    neobert finetune-tagger --train_file train.conll --validation_file dev.conll --output_dir runs/tagger
+    neobert finetune-tagger --train_file train.jsonl --test_file test.jsonl --output_dir runs/tagger
+    neobert finetune-tagger --dataset_name lhoestq/conll2003 --model_name_or_path chandar-lab/NeoBERT \\
         --output_dir runs/conll
-    python examples/finetune_tagger.py --model_name_or_path runs/tagger --test_file new.conll --output_dir runs/new
+    neobert finetune-tagger --model_name_or_path runs/tagger --test_file new.conll --output_dir runs/new
 
 A CoNLL file (.conll, .txt, .iob, .bio, .tsv) has a word and its tag on each line, and an empty line after each sentence. A row of
 JSON lines has two lists: {"words": ["Ada", "codes"], "tags": ["B-PERSON", "O"]}. Without training rows the last command predicts

@@ -3,7 +3,7 @@
 A short run, some minutes on a CPU:
 
     python examples/documentation_search/corpus.py --output_dir runs/documentation
-    python examples/pretrain_mlm.py --train_files runs/documentation/train.jsonl \\
+    neobert pretrain-mlm --train_files runs/documentation/train.jsonl \\
         --validation_files runs/documentation/held_out.jsonl --tokenizer_name runs/documentation/tokenizer \\
         --config_overrides hidden_size=256,num_hidden_layers=3,num_attention_heads=4,intermediate_size=1024 \\
         --output_dir runs/small --max_steps 200 --max_length 256 --row_tokens 4096 --tokens_per_step 4096 \\
@@ -11,7 +11,7 @@ A short run, some minutes on a CPU:
 
 Phase 2 of this run, on longer documents; it reuses the tokenized text:
 
-    python examples/pretrain_mlm.py --phase 2 --init_from runs/small --output_dir runs/small-2 \\
+    neobert pretrain-mlm --phase 2 --init_from runs/small --output_dir runs/small-2 \\
         --train_files runs/documentation/train.jsonl --validation_files runs/documentation/held_out.jsonl \\
         --tokenizer_name runs/documentation/tokenizer --documents_dir runs/small/documents \\
         --max_steps 20 --max_length 1024 --longer_than 256 512 --row_tokens 4096 --tokens_per_step 4096 \\
@@ -19,9 +19,11 @@ Phase 2 of this run, on longer documents; it reuses the tokenized text:
 
 The paper, phases 1 and 2; a checkpoint has 2.9 GB, so the newest three stay:
 
-    accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16 --save_total_limit 3
-    accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16 --save_total_limit 3 --phase 2 \\
-        --init_from runs/pretraining --output_dir runs/pretraining-4096 --documents_dir runs/pretraining/documents
+    accelerate launch --config_file examples/accelerate/ddp.yaml -m neobert_hf.examples.pretrain_mlm --bf16 \\
+        --save_total_limit 3
+    accelerate launch --config_file examples/accelerate/ddp.yaml -m neobert_hf.examples.pretrain_mlm --bf16 \\
+        --save_total_limit 3 --phase 2 --init_from runs/pretraining --output_dir runs/pretraining-4096 \\
+        --documents_dir runs/pretraining/documents
 
 Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption. `--recipe` is `paper`, `code`
 (the values of the authors' code) or a YAML file, such as `examples/paper/recipes/m3.yaml` of the paper's ablations. Each value
@@ -29,6 +31,7 @@ has an argument too. `--max_steps` scales warmup and decay. Phase 2 trains at a 
 phase 1 ends: give both phases the same value.
 """
 
+from neobert_hf.files.messages import say_next
 from neobert_hf.hub import write_card
 from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, pretrain
 from neobert_hf.runs import run_script
@@ -39,6 +42,8 @@ def train(data: CorpusArguments, training: PretrainingArguments):
     trainer = pretrain(data, training)
     if trainer.is_world_process_zero():
         write_card(training.output_dir)
+        words = ["finetune-classifier", "--model_name_or_path", training.output_dir, "--train_file", "tickets.csv"]
+        say_next(["neobert", *words, "--output_dir", "runs/tickets"])
 
 
 def main():

@@ -2,12 +2,12 @@
 
 Pairs of your own, in columns of .jsonl, .csv or .parquet files; a short run of the mini model on a CPU:
 
-    python examples/train_contrastive.py --train_files pairs.jsonl --output_dir runs/small-embeddings \\
+    neobert train-contrastive --train_files pairs.jsonl --output_dir runs/small-embeddings \\
         --max_steps 100 --per_device_train_batch_size 64 --learning_rate 1e-4 --warmup_steps 10
 
 The paper's training sets (examples/paper/embeddings/README.md):
 
-    python examples/train_contrastive.py --training_sets examples/paper/embeddings/sets.yaml \\
+    neobert train-contrastive --training_sets examples/paper/embeddings/sets.yaml \\
         --model_name_or_path chandar-lab/NeoBERT --output_dir runs/embeddings --bf16 --mini_batch_size 32
 
 Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption.
@@ -25,6 +25,7 @@ from neobert_hf.embeddings import (
     sentence_transformer,
     train_contrastive,
 )
+from neobert_hf.files.messages import say_next
 from neobert_hf.hub import write_card
 from neobert_hf.runs import run_script
 
@@ -53,7 +54,9 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
     # 3. Training
     train_contrastive(model, sets, training, arguments, prompts, held_out)
     if training.should_save:
-        write_card(training.output_dir)
+        folder = training.output_dir
+        write_card(folder)
+        say_next(["neobert", "serve", folder], ["neobert", "export", folder, f"{folder}-exported"])
 
 
 def main():

@@ -1,7 +1,7 @@
 """Train a reranker: a NeoBERT that reads a question and a document together and gives a score, by sentence-transformers.
 
-    python examples/train_reranker.py --train_files pairs.csv --output_dir runs/reranker
-    python examples/train_reranker.py --train_files pairs.jsonl --model_name_or_path chandar-lab/NeoBERT \\
+    neobert train-reranker --train_files pairs.csv --output_dir runs/reranker
+    neobert train-reranker --train_files pairs.jsonl --model_name_or_path chandar-lab/NeoBERT \\
         --embedding_model runs/embeddings --max_seq_length 256 --bf16 --output_dir runs/reranker
 
 The first column has questions, the second their answers; an embedding model finds wrong answers that look right. The folder

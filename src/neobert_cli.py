@@ -4,10 +4,12 @@ This module stands beside the package, and the commands import the package when 
 a shell do not wait for torch and transformers.
 
 A command is a function that declares its arguments on a parser and returns the function to run with them. Its docstring is the
-help. To add a command, write this function and add it to COMMANDS.
+help. To add a command, write this function and add it to COMMANDS. The commands of SCRIPTS are the scripts of
+`neobert_hf.examples`, which declare their arguments themselves; a shell completes those that `neobert_hf/options.json` lists.
 """
 
 import argparse
+import contextlib
 import difflib
 import inspect
 import json
@@ -16,8 +18,10 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
-from importlib import metadata
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module, metadata
+from itertools import chain
+from pathlib import Path
 from typing import NoReturn
 
 Run = Callable[..., None]
@@ -42,10 +46,16 @@ class Parser(argparse.ArgumentParser):
         names = [word.partition("=")[0] for word in self.words if word.startswith("--")]
         unknown = [name for name in names if not any(option.startswith(name) for option in known)]
         if unknown:  # before an argument that is missing
-            close = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.7)
-            message = f"unknown argument {unknown[0]}" + "".join(f"; did you mean {name}?" for name in close)
-        shown = self.shown_help.format(self.prog)
-        self.exit(2, f"{self.prog}: error: {message}; {shown} lists the arguments\n")
+            self.refuse("argument", unknown[0], known)
+        self._end(message)
+
+    def refuse(self, kind: str, word: str, known: Iterable[str]) -> NoReturn:
+        """End with one line about an unknown argument or command, with a suggestion, and status 2."""
+        close = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+        self._end(f"unknown {kind} {word}" + "".join(f"; did you mean {name}?" for name in close), kind)
+
+    def _end(self, message: str, kind: str = "argument") -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}; {self.shown_help.format(self.prog)} lists the {kind}s\n")
 
 
 def embed(parser: Parser) -> Run:
@@ -163,6 +173,10 @@ def train_tokenizer(parser: Parser) -> Run:
 
         tokenizer = write_wordpiece(Corpus(**source), output_dir, vocab_size, max_length)
         print(json.dumps({"folder": output_dir, "vocab_size": len(tokenizer), "sha256": tokenizer_hash(tokenizer)}))
+        given = {name: value for name, value in source.items() if value != parser.get_default(name)}
+        given |= {"tokenizer_name": output_dir, "output_dir": "runs/documents"}
+        pairs = [(f"--{name}", *([value] if isinstance(value, str) else value)) for name, value in given.items()]
+        _say_next("tokenize", *chain(*pairs))
 
     return run
 
@@ -196,6 +210,8 @@ def tokenize(parser: Parser) -> Run:
         documents = tokenize(Corpus(**source), tokenizer, output_dir, executor, tasks, workers)
         names = ("num_documents", "num_tokens", "length_histogram")
         print(json.dumps({"folder": output_dir, **{name: documents.manifest[name] for name in names}}))
+        words = ("--documents_dir", output_dir, "--tokenizer_name", tokenizer_name)
+        _say_next("pretrain-mlm", *words, "--output_dir", "runs/pretraining")
 
     return run
 
@@ -276,6 +292,8 @@ def convert(parser: Parser) -> Run:
 
         _prepare()
         print(json.dumps(convert(**options)))
+        if options["to"] == "published":
+            _say_next("doctor", options["out"])
 
     return run
 
@@ -309,6 +327,8 @@ def export(parser: Parser) -> Run:
 
         _hide_progress_bars()  # a tuned allocator would keep the memory of every step
         print(json.dumps(export_model(**options)))
+        if {"onnx", "openvino"} & {*options["to"]}:
+            _say_next("serve", options["out"])
 
     return run
 
@@ -329,7 +349,27 @@ def _hide_progress_bars() -> None:
         logging.disable_progress_bar()
 
 
+def _say_next(*words: str) -> None:
+    """Tell the command that may follow, on the standard error, because the standard output is JSON."""
+    from neobert_hf.files.messages import say_next
+
+    with contextlib.redirect_stdout(sys.stderr):
+        say_next(("neobert", *words))
+
+
 COMMANDS = (embed, search, train_tokenizer, tokenize, verify_documents, doctor, convert, export)
+SCRIPTS = {  # with the first line of their help
+    "finetune-classifier": "Train a model to give texts a class or a number.",
+    "finetune-tagger": "Train a model to tag words, such as names of people.",
+    "finetune-qa": "Train a model to find the answer in a text.",
+    "train-contrastive": "Train an embedding model, by pairs of texts.",
+    "train-reranker": "Train a model to order documents by a question.",
+    "pretrain-mlm": "Pretrain a model on text, by the paper's recipe.",
+    "adapt-vocabulary": "Give a model the vocabulary of a domain or language.",
+    "serve": "Answer requests over HTTP by a saved or exported model.",
+}
+# Commands whose packages the extra `embed` installs; what the others miss is first in another extra.
+EMBEDDING = ("embed", "search", "train-contrastive", "train-reranker")
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -339,10 +379,18 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
         return action.help if action.default in (None, False) else super()._get_help_string(action)
 
 
+class _ListFormatter(argparse.HelpFormatter):
+    """Does not indent the commands below the word COMMAND, so that a long name has its help beside it."""
+
+    def _iter_indented_subactions(self, action):
+        return getattr(action, "_get_subactions", tuple)()
+
+
 def make_parser() -> Parser:
     """Return the parser of `neobert` with all commands."""
     completion = 'Completion in bash and zsh: eval "$(register-python-argcomplete neobert)"'
-    parser = Parser(prog="neobert", description="NeoBERT in the Hugging Face ecosystem.", epilog=completion)
+    title = "NeoBERT in the Hugging Face ecosystem."
+    parser = Parser(prog="neobert", description=title, epilog=completion, formatter_class=_ListFormatter)
     parser.add_argument("--version", action="version", version=f"neobert_hf {metadata.version('neobert_hf')}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     for command in COMMANDS:
@@ -351,6 +399,12 @@ def make_parser() -> Parser:
         name = command.__name__.replace("_", "-")
         subparser = commands.add_parser(name, help=title, description=description, formatter_class=_HelpFormatter)
         subparser.set_defaults(run=command(subparser), subparser=subparser)
+    arguments = json.loads(Path(__file__).with_name("neobert_hf").joinpath("options.json").read_text("utf-8"))
+    for name, title in SCRIPTS.items():  # for the list of commands and for completion
+        script = commands.add_parser(name, help=title, add_help=False)
+        script.add_argument("files", nargs="*")
+        for argument in arguments.get(f"examples/{name.replace('-', '_')}.py", ()):
+            script.add_argument(argument, nargs="+")
     return parser
 
 
@@ -361,11 +415,7 @@ def main() -> None:
         import argcomplete
 
         argcomplete.autocomplete(parser)
-    known, unknown = parser.parse_known_args()
-    options = vars(known)
-    command, run, subparser = (options.pop(name, None) for name in ("command", "run", "subparser"))
-    if unknown:
-        (subparser or parser).error(f"unknown argument {' '.join(unknown)}")
+    command, run = _chosen(parser)
     if command is None:
         return parser.print_help()
     try:
@@ -373,9 +423,25 @@ def main() -> None:
     except KeyboardInterrupt:  # the import takes seconds
         raise SystemExit(130) from None
     except ModuleNotFoundError as error:  # an environment of `pip install --no-deps`
-        message = f"{error}; the command needs torch and transformers: install the package with its dependencies"
+        message = f"{error}; install the package with its dependencies: pip install neobert_hf"
         raise SystemExit(f"neobert {command}: {message}") from error
-    run_command(f"neobert {command}", lambda: run(**options))
+    run_command(f"neobert {command}", run, extra="embed" if command in EMBEDDING else "")
+
+
+def _chosen(parser: Parser) -> tuple[str | None, Run]:
+    """The command that the command line names, None if it names none, and the function to call."""
+    command = next(iter(sys.argv[1:]), "")
+    if command in SCRIPTS:
+        sys.argv[:2] = [f"neobert {command}"]  # the name of the program in its help and errors
+        return command, lambda: import_module(f"neobert_hf.examples.{command.replace('-', '_')}").main()
+    known = [*(function.__name__.replace("_", "-") for function in COMMANDS), *SCRIPTS]
+    if command[:1] not in ("", "-") and command not in known:
+        parser.refuse("command", command, known)
+    options, unknown = parser.parse_known_args()
+    command, run, subparser = (vars(options).pop(name, None) for name in ("command", "run", "subparser"))
+    if unknown:
+        (subparser or parser).error(f"unknown argument {' '.join(unknown)}")
+    return command, lambda: run(**vars(options))
 
 
 if __name__ == "__main__":

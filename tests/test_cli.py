@@ -1,9 +1,11 @@
 """`neobert ...`: the output of each command; an invalid command line, a damaged file or a full disk gives a one-line error."""
 
 import ast
+import importlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +21,8 @@ import neobert_cli
 import neobert_hf
 from neobert_hf.embeddings import vector_files
 from neobert_hf.files import load_tokenizer, tokenizer_hash, train_wordpiece
+from neobert_hf.pretraining import CorpusArguments, PretrainingArguments
+from neobert_hf.runs import CommandParser
 
 COMMANDS = [command.__name__.replace("_", "-") for command in neobert_cli.COMMANDS]
 
@@ -59,7 +63,11 @@ def refuse(error):
         (["embed", "a", "-o", "b", "--text-column=9"],
          "neobert embed: error: unknown argument --text-column; did you mean --text_column?"),
         (["embed", "a", "b", "-o", "b", "-x"], "neobert embed: error: unknown argument -x"),
-        (["tokenise"], "neobert: error: argument COMMAND: invalid choice: 'tokenise' (choose from"),
+        (["serach", "--top_k", "3"], "neobert: error: unknown command serach; did you mean search?"),
+        (["finetune_classifier"], "neobert: error: unknown command finetune_classifier; did you mean finetune-classifier?"),
+        (["nothing"], "neobert: error: unknown command nothing; `neobert --help` lists the commands"),
+        (["finetune-classifier", "--trian_file", "a"],
+         "neobert finetune-classifier: error: unknown argument --trian_file; did you mean --train_file?"),
         (["--nope"], "neobert: error: unknown argument --nope"),
         (["--versoin"], "neobert: error: unknown argument --versoin; did you mean --version?"),
     ],
@@ -70,7 +78,7 @@ def test_an_invalid_command_line_ends_with_status_2_and_one_line(monkeypatch, ca
         run(*argv)
     printed = capsys.readouterr()
     assert ended.value.code == 2 and printed.out == "" and len(printed.err.splitlines()) == 1
-    assert printed.err.startswith(line) and "--help` lists the arguments" in printed.err
+    assert printed.err.startswith(line) and re.search(r"--help`? lists the (arguments|commands)$", printed.err)
     assert not list(tmp_path.iterdir())
 
 
@@ -108,7 +116,8 @@ def test_neobert_traceback_shows_the_traceback_of_an_error(monkeypatch):
 
 def test_the_command_without_arguments_shows_its_help_and_version_shows_the_version():
     alone = run()
-    assert run("--help") == alone and all(re.search(rf"^ +{command}\s", alone, re.MULTILINE) for command in COMMANDS)
+    assert run("--help") == alone
+    assert all(re.search(rf"^ +{command} .*\w", alone, re.MULTILINE) for command in [*COMMANDS, *neobert_cli.SCRIPTS])
     assert run("--version") == f"neobert_hf {neobert_hf.__version__}\n"
 
 
@@ -136,7 +145,9 @@ def test_help_does_not_import_the_package():
 @pytest.mark.parametrize(
     ("words", "candidates"),
     [
-        ("neobert ", {*COMMANDS, "--help", "--version", "-h"}),
+        ("neobert ", {*COMMANDS, *neobert_cli.SCRIPTS, "--help", "--version", "-h"}),
+        ("neobert finetune-classifier --text_columns a b --tr", {"--train_file"}),
+        ("neobert finetune-tagger --train_file tic", {"tickets.conll"}),
         ("neobert tokenize --exec", {"--executor"}),
         ("neobert tokenize --sample_by ", {"line", "paragraph", "document"}),
     ],
@@ -146,8 +157,43 @@ def test_a_shell_completes_commands_options_and_choices(words, candidates, tmp_p
     pytest.importorskip("argcomplete", reason="completion needs argcomplete, a dependency of this package")
     environment = os.environ | {"_ARGCOMPLETE": "1", "COMP_LINE": words, "COMP_POINT": str(len(words))}
     environment |= {"_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "answer")}
-    subprocess.run([sys.executable, neobert_cli.__file__], env=environment, check=True)
+    (tmp_path / "tickets.conll").touch()
+    subprocess.run([sys.executable, neobert_cli.__file__], env=environment, check=True, cwd=tmp_path)
     assert {word.strip() for word in (tmp_path / "answer").read_text().split("\n")} == candidates
+
+
+@pytest.mark.parametrize("command", neobert_cli.SCRIPTS)
+def test_a_script_is_a_command_with_the_same_help(command):
+    script = pytest.importorskip(command.replace("-", "_"), reason="serving needs pip install -e .[serve]")
+    of_file = run_main(script, "--help")
+    assert run(command, "--help") == of_file.replace(f"usage: {script.__name__}.py", f"usage: neobert {command}")
+
+
+def told(capsys):
+    """The words of the command that was told last."""
+    *_, heading, line = capsys.readouterr().err.splitlines()
+    assert heading == "next:"
+    return shlex.split(line)
+
+
+def test_a_command_tells_the_next_one_as_it_can_be_pasted(capsys, monkeypatch, tmp_path):
+    """From text to a training, whose arguments exist; after an export to the server, and after a conversion to the doctor."""
+    monkeypatch.chdir(tmp_path)
+    Path("my text.txt").write_text("the quick fox\nold sea and the dog\n")
+    run("train-tokenizer", "--files", "my text.txt", "--sample_by", "line", "--output_dir", "my tokenizer")
+    _, *words = told(capsys)
+    assert json.loads(run(*words, "--workers", 1))["num_documents"] == 2
+    _, command, *words = told(capsys)
+    found = vars(CommandParser([CorpusArguments, PretrainingArguments]).parse_args(words))
+    assert command == "pretrain-mlm" and found["documents_dir"] == "runs/documents"
+    monkeypatch.setattr(neobert_hf.export, "export_model", lambda **options: {})
+    monkeypatch.setattr(importlib.import_module("neobert_hf.hub.convert"), "convert", lambda **options: {})
+    for words, wanted in [(["export", "a", "my b"], "serve"), (["convert", "a", "my b"], "doctor")]:
+        run(*words)
+        assert told(capsys) == ["neobert", wanted, "my b"]
+    for words in (["export", "a", "b", "--to", "gguf"], ["convert", "a", "b", "--to", "w1w2"]):  # no command reads them
+        run(*words)
+        assert capsys.readouterr().err == ""
 
 
 # --- train-tokenizer --------------------------------------------------------------------------------------------------

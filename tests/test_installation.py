@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -33,6 +34,17 @@ def required_by(requirements, found, extras=("",)):
     return found
 
 
+def linked(folder, requirement):
+    """A folder of links to the packages that a requirement of this package installs, without this package."""
+    folder.mkdir()
+    for name in {name for name, *_ in required_by([requirement], set())} - {"neobert-hf"}:
+        for file in distribution(name).files:
+            top = file.parts[0]
+            if top not in ("..", "__pycache__") and not (folder / top).exists():
+                (folder / top).symlink_to(distribution(name).locate_file(top))
+    return folder
+
+
 EMBED = "embed {0}/a.txt -o {0}/a.npy"
 TOKENIZE = "tokenize --files {0}/a.txt --tokenizer_name {1} --output_dir {0}/documents --workers 1"
 EXAMPLES = {
@@ -51,13 +63,7 @@ EXAMPLES = {
 )
 def test_an_extra_installs_all_that_its_command_and_its_examples_import(tmp_path, extra, command, words, missing):
     """Python sees only a folder of links to the packages of this extra."""
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    for name in {name for name, *_ in required_by([f"neobert_hf[{extra}]"], set())} - {"neobert-hf"}:
-        for file in distribution(name).files:
-            top = file.parts[0]
-            if top not in ("..", "__pycache__") and not (packages / top).exists():
-                (packages / top).symlink_to(distribution(name).locate_file(top))
+    packages = linked(tmp_path / "packages", f"neobert_hf[{extra}]")
     assert missing <= set(packages_distributions()) - {path.stem for path in packages.iterdir()}
     (packages / "neobert_hf").symlink_to(Path(neobert_hf.__file__).parent)
     (packages / "neobert_cli.py").symlink_to(neobert_cli.__file__)
@@ -72,6 +78,82 @@ def test_an_extra_installs_all_that_its_command_and_its_examples_import(tmp_path
     run = [sys.executable, "-I", "-S", "-c", script, *argv]
     done = subprocess.run(run, capture_output=True, text=True, env=environment)
     assert done.returncode == 0 and words in done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The folder into which pip has installed the wheel; it is built of a copy, in which no file of an older build is left."""
+    folder, pip = tmp_path_factory.mktemp("wheel"), [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    for name in ("src", "examples"):
+        shutil.copytree(ROOT / name, folder / "source" / name, symlinks=True)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "source")
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "./source"], cwd=folder, check=True)
+    (wheel,) = folder.glob("*.whl")
+    assert wheel.stat().st_size < 19e6
+    subprocess.run([*pip, "install", "--no-deps", "--target", folder / "installed", wheel], check=True)
+    return folder / "installed"
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_scripts_and_no_tests(installed):
+    files = {str(file.relative_to(installed / "neobert_hf")) for file in installed.glob("neobert_hf/**/*.*")}
+    scripts = {f"examples/{file.name}" for file in (ROOT / "examples").glob("*.py")}
+    assert scripts | {"options.json", "examples/accelerate/ddp.yaml", "mini/model.safetensors"} <= files
+    assert not [file for file in files if "tests/" in file or "conftest" in file]
+
+
+@pytest.mark.slow
+def test_a_command_of_the_wheel_gives_what_the_script_of_the_checkout_gives(installed, tmp_path):
+    """In an empty folder: training and predictions."""
+    rows = [("the app crashes", "bug"), ("the bill is wrong", "billing"), ("the page is empty", "bug")] * 8
+    words = [
+        "--train_file",
+        "rows.csv",
+        "--test_file",
+        "rows.csv",
+        "--output_dir",
+        "out",
+        "--max_steps",
+        "2",
+        "--use_cpu",
+    ]
+    command = [installed / "bin/neobert", "finetune-classifier"]
+    for name, script, path in [
+        ("wheel", command, installed),
+        ("checkout", [ROOT / "examples/finetune_classifier.py"], ROOT / "src"),
+    ]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+        options = {"cwd": tmp_path / name, "env": {**os.environ, "PYTHONPATH": str(path)}}
+        subprocess.run([sys.executable, *script, *words], check=True, **options)
+    for file in ("predictions.csv", "model.safetensors"):
+        assert (tmp_path / "wheel/out" / file).read_bytes() == (tmp_path / "checkout/out" / file).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("packages", "command", "line"),
+    [
+        (
+            "neobert_hf",
+            "finetune-classifier",
+            "No module named 'datasets'; install it: pip install 'neobert_hf[train]'",
+        ),
+        ("neobert_hf", "train-contrastive", "No module named 'datasets'; install it: pip install 'neobert_hf[embed]'"),
+        ("tokenizers", "pretrain-mlm", "'; install the package with its dependencies: pip install neobert_hf"),
+        ("tokenizers", "embed a.txt -o a.npy", " needs torch; install the package with its dependencies"),
+    ],
+)
+def test_a_command_without_its_packages_names_what_installs_them(installed, tmp_path, packages, command, line):
+    places = [str(installed), str(linked(tmp_path / "packages", packages))]
+    script = f"import sys; sys.path[:0] = {places!r}; from neobert_cli import main; main()"
+    run = [sys.executable, "-I", "-S", "-c", script, *command.split()]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.endswith(f"{line}\n") and len(done.stderr.splitlines()) == 1, (
+        done.stderr
+    )
+    assert done.stderr.startswith(f"neobert {command.split()[0]}: ")
 
 
 def test_every_folder_of_code_is_a_package():

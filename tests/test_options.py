@@ -15,7 +15,7 @@ from conftest import run_main
 import neobert_cli
 
 ROOT = Path(__file__).parents[1]
-FILE = Path(__file__).with_name("options.json")
+FILE = Path(neobert_cli.__file__).parent / "neobert_hf/options.json"  # a shell completes by it
 SCRIPTS = [
     script
     for pattern in (

@@ -139,7 +139,9 @@ def commands_of(page):
             words = shlex.split(line, comments=True)
             if words[:1] == ["neobert"]:
                 yield f"neobert {words[1]}", [word for word in words if word.startswith("--")]
-            elif scripts := [i for i, word in enumerate(words) if re.fullmatch(r"\w+/.*\.py", word)]:
+            elif scripts := [
+                i for i, word in enumerate(words) if re.fullmatch(r"\w+/.*\.py|neobert_hf\.examples.*", word)
+            ]:
                 yield words[scripts[0]], [word for word in words[scripts[0] :] if word.startswith("--")]
 
 
@@ -150,11 +152,11 @@ COMMANDS = sorted({(what, flag) for page in PAGES for what, flags in commands_of
 def test_the_flags_of_the_commands_exist(command):
     """The help of `neobert` and of each script names the flags that the pages use."""
     if command.startswith("neobert "):
-        known = run_main(neobert_cli, command.split()[1], "--help")
+        module, words = neobert_cli, command.split()[1:]
     else:
-        module = importlib.import_module(Path(command).stem)
-        parts = run_main(module, "--help")
-        known = run_main(module, "--help_all") if "--help_all" in parts else parts
+        module, words = importlib.import_module(re.split(r"[/.]", command.removesuffix(".py"))[-1]), []
+    parts = run_main(module, *words, "--help")
+    known = run_main(module, *words, "--help_all") if "--help_all" in parts else parts
     missing = [flag for what, flag in COMMANDS if what == command and not re.search(rf"{flag}\b", known)]
     assert not missing
 

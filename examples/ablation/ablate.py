@@ -3,7 +3,7 @@
     python examples/documentation_search/corpus.py --output_dir runs/documentation --vocab_size 4096
     python examples/ablation/ablate.py --arms examples/ablation/arms.yaml --output_dir runs/ablation
 
-The file holds arguments of examples/pretrain_mlm.py for each arm; the first arm is the baseline. The same command continues after
+The file holds arguments of `neobert pretrain-mlm` for each arm; the first arm is the baseline. The same command continues after
 an interruption. Under `accelerate launch --num_processes 4`, each process trains runs of its own on its device.
 """
 

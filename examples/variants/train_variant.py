@@ -3,7 +3,7 @@
     python examples/variants/train_variant.py --variant alibi --config_overrides alibi_exponent=6,hidden_size=256,... \\
         --train_files runs/documentation/train.jsonl --tokenizer_name runs/documentation/tokenizer --output_dir runs/alibi
 
-All other arguments are those of `examples/pretrain_mlm.py`. For a variant of your own, give its class to `pretrain`.
+All other arguments are those of `neobert pretrain-mlm`. For a variant of your own, give its class to `pretrain`.
 """
 
 from dataclasses import dataclass

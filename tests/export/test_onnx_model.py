@@ -371,7 +371,7 @@ for line in ("export model out", "doctor model"):
     assert len(errors) == 2 and errors[1].startswith("No module named 'transformers")
     for command, line in (("export", export), ("doctor", doctor)):
         assert line.startswith(f"neobert {command}: ")
-        assert line.endswith("; the command needs torch and transformers: install the package with its dependencies")
+        assert line.endswith("; install the package with its dependencies: pip install neobert_hf")
 
 
 def test_every_public_name_exists_where_torch_is_installed():

@@ -1,5 +1,6 @@
 """What all scripts share: a short help, and errors on one line."""
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field, fields
@@ -120,7 +121,8 @@ def fail(error):
     raise error
 
 
-MISSING = "No module; install it: pip install -e '.[{}]'"
+MISSING = "No module; install it: pip install 'neobert_hf[{}]'"
+WHOLE = "install the package with its dependencies: pip install neobert_hf"
 ENDS = [  # an error that the user can correct, and the line that ends the command
     (ValueError("a\n  b"), "a b"),
     (OSError(28, "no space", "f"), "no space"),  # and no "[Errno 28]"
@@ -132,6 +134,7 @@ ENDS = [  # an error that the user can correct, and the line that ends the comma
     *((ModuleNotFoundError("No module", name=name), MISSING.format("train")) for name in ("datasets", "sklearn")),
     (ModuleNotFoundError("No module", name="sentence_transformers.util"), MISSING.format("embed")),
     (ModuleNotFoundError("No module", name="mteb"), MISSING.format("mteb")),
+    (ModuleNotFoundError("No module", name="torch"), f"No module; {WHOLE}"),
     # the name of a module may be the name of somebody else's distribution
     (ModuleNotFoundError("No module", name="no_extra_has_it"), "No module"),
 ]
@@ -144,6 +147,12 @@ def test_an_error_that_the_user_can_correct_ends_with_one_line_and_status_1(erro
     found = ended.value.code
     assert found == f"tool: {line}" if isinstance(error, ModuleNotFoundError) else found.startswith(f"tool: {line}")
     assert "\n" not in found
+
+
+def test_the_extra_of_the_command_is_named_if_it_installs_the_module():
+    for extra, module, named in [("embed", "datasets", "embed"), ("embed", "markitdown", "documents")]:
+        with pytest.raises(SystemExit, match=re.escape(MISSING.format(named))):
+            run_command("tool", fail, ModuleNotFoundError("No module", name=module), extra=extra)
 
 
 def test_a_bug_keeps_its_traceback_and_every_error_with_neobert_traceback(monkeypatch):

@@ -100,7 +100,7 @@ def _check_formats(to: Iterable[str], int8: bool, fp16: bool, dtype: str) -> set
             )
     for name in sorted(formats):
         if missing := [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]:
-            raise ImportError(f"{' and '.join(missing)} not installed; install: pip install -e '.[{name}]'")
+            raise ImportError(f"{' and '.join(missing)} not installed; install: pip install 'neobert_hf[{name}]'")
     if "eurobert" in formats and importlib.util.find_spec("transformers.models.eurobert") is None:
         raise ImportError(
             f"transformers {importlib.metadata.version('transformers')} has no EuroBERT; install transformers 5.3 or newer"

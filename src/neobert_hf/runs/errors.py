@@ -20,13 +20,14 @@ def correctable() -> tuple[type[BaseException], ...]:
     return (ValueError, OSError, ImportError, FloatingPointError, *filter(None, [of_torch]))
 
 
-def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
+def run_command(prog: str, command: Callable[..., Any], *args: Any, extra: str = "") -> Any:
     """Call a command; an error that its user can correct ends the process with one line, and status 1.
 
     Args:
         prog: Name of the command, the first word of the line.
         command: The function to call.
         args: Its arguments.
+        extra: The extra of this package that the command needs; a missing module that it has is installed by it.
     """
     try:
         return command(*args)
@@ -38,28 +39,31 @@ def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
     except correctable() as error:
         if os.environ.get("NEOBERT_TRACEBACK") == "1":
             raise
-        raise SystemExit(f"{prog}: {one_line(error)}") from error  # Python prints it and ends with status 1
+        raise SystemExit(f"{prog}: {one_line(error, extra)}") from error  # Python prints it and ends with status 1
 
 
-def one_line(error: object) -> str:
-    """Return the message of an error without line breaks, and how to install a module that is missing."""
+def one_line(error: object, extra: str = "") -> str:
+    """Return the message of an error without line breaks, and how to install a module that is missing.
+
+    Args:
+        error: The error, or its message.
+        extra: The extra to name if several install the module; by default the first of them.
+    """
     text = re.sub(r"^\[Errno \d+\] ", "", " ".join(str(error).split()))
     if isinstance(error, ModuleNotFoundError) and "pip install" not in text:
-        extra = _extra_with(error.name or "")
-        text += f"; install it: pip install -e '.[{extra}]'" if extra else ""
+        extras = _extras_with(error.name or "")
+        if extras:  # pip reads them in the metadata of what is installed, also of an editable install
+            chosen = extra if extra in extras else extras[0]
+            whole = "; install the package with its dependencies: pip install neobert_hf"
+            text += f"; install it: pip install 'neobert_hf[{chosen}]'" if chosen else whole
     return printable(text) or type(error).__name__  # it may quote a column or a file of other people
 
 
-def _extra_with(module: str) -> str | None:
-    """The first extra of this package that installs a module; None if there is none, or the package is not installed."""
+def _extras_with(module: str) -> list[str]:
+    """The extras of this package that install a module, "" for the package without extras; none if it is not installed."""
     name = module.partition(".")[0].replace("_", "-").lower()
     name = {"sklearn": "scikit-learn", "faiss": "faiss-cpu"}.get(name, name)
-    try:
-        requirements = metadata.requires("neobert_hf") or ()
-    except metadata.PackageNotFoundError:
-        return None
-    for requirement in requirements:
-        distribution, _, extra = requirement.partition("; extra == ")
-        if extra and re.findall(r"[\w.-]+", distribution)[0].replace("_", "-").lower() == name:
-            return extra.strip('"')
-    return None
+    pattern = re.compile(rf'{re.escape(name)}(?![\w.-])[^;]*(?:; extra == "(.+)")?$', re.IGNORECASE)
+    requirements = [each for found in metadata.distributions(name="neobert_hf") for each in found.requires or ()]
+    matches = (pattern.match(requirement.replace("_", "-")) for requirement in requirements)
+    return [match[1] or "" for match in matches if match]
