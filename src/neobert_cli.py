@@ -9,7 +9,6 @@ help. To add a command, write this function and add it to COMMANDS. The commands
 """
 
 import argparse
-import contextlib
 import difflib
 import inspect
 import json
@@ -19,12 +18,14 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stdout, suppress
 from importlib import import_module, metadata
 from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
 Run = Callable[..., None]
+COLORED, MARKED = "\x1b[36m{}\x1b[0m", "\x1b[1;33m{}\x1b[0m"  # cyan, bold yellow
 
 
 class Parser(argparse.ArgumentParser):
@@ -109,6 +110,12 @@ def search(parser: Parser) -> Run:
     add("--max_length", type=int, metavar="INT", help=text)
     text = "Column of the texts in .jsonl, .json, .csv, .tsv and .parquet."
     add("--text_column", default="text", metavar="NAME", help=text)
+    text = "Files of folders to search, such as '*.py': pattern of a name, of a folder, or of a path. Repeatable."
+    add("--include", action="append", metavar="PATTERN", help=text)
+    text = "Files and folders to leave out, such as tests or '*.min.js'. Repeatable."
+    add("--exclude", action="append", metavar="PATTERN", help=text)
+    text = "Encoding of all text files, such as cp1252. Default: UTF-8, or a guess, which is told."
+    add("--encoding", metavar="NAME", help=text)
     text = "Weight of the words in the score, from 0 (only the model) to 1 (only words)."
     add("--word_weight", type=float, default=0.4, metavar="FLOAT", help=text)
     text = "Print a line of JSON for each question, with whole passages."
@@ -117,8 +124,12 @@ def search(parser: Parser) -> Run:
 
     def run(words: list[str], model: str | None, top_k: int, as_json: bool, **options) -> None:
         from neobert_hf import MINI_MODEL_PATH
-        from neobert_hf.embeddings.search import DocumentSearch, check_question
+        from neobert_hf.embeddings.search import DocumentSearch, check_question, words_of
 
+        try:
+            "".encode(options["encoding"] or "utf-8")
+        except LookupError as error:
+            raise ValueError(f"{error}; --encoding takes a name that Python knows, such as cp1252") from error
         _prepare()
         paths, questions = words, iter(_ask, "") if sys.stdin.isatty() else filter(None, map(str.strip, sys.stdin))
         if len(words) > 1 and not os.path.lexists(words[-1]):
@@ -131,24 +142,38 @@ def search(parser: Parser) -> Run:
             if as_json:  # which escapes control characters
                 print(json.dumps({"question": question, "answers": [vars(answer) for answer in answers]}), flush=True)
             else:
-                print("\n\n".join(map(_shown, answers)), flush=True)
+                words = {word for word in words_of(question) if len(word) > 3}
+                print("\n\n".join(_shown(answer, words) for answer in answers), flush=True)
 
     return run
 
 
 def _ask() -> str:
-    """A question from the terminal; an empty line ends."""
-    print("\nquestion (an empty line ends): ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip()
+    """A question from the terminal, where arrows edit it and find earlier ones; an empty line and Ctrl-D end."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  (`input` uses it; Windows needs none)
+    prompt = "question (an empty line ends): "
+    print(file=sys.stderr)
+    if not sys.stdout.isatty():  # which gets the answers only
+        print(prompt, end="", file=sys.stderr, flush=True)
+    try:
+        return input(prompt if sys.stdout.isatty() else "").strip()
+    except EOFError:
+        print(file=sys.stderr)
+        return ""
 
 
-def _shown(answer) -> str:
-    """File and line, score, and the first lines of a passage in the width of the terminal."""
+def _shown(answer, words: set[str]) -> str:
+    """File and line, score, and the first lines of a passage in the width of the terminal; a terminal shows them in color."""
     from neobert_hf.files.texts import printable
 
     width, indent = shutil.get_terminal_size().columns, "    "
     text = textwrap.fill(printable(answer.text), width - len(indent), max_lines=3, placeholder=" ...")
-    return f"{printable(answer.file)}:{answer.line}  ({answer.score:.2f})\n{textwrap.indent(text, indent)}"
+    place, score = f"{printable(answer.file)}:{answer.line}", f"({answer.score:.2f})"
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        place, score = COLORED.format(place), COLORED.format(score)
+        text = re.sub(r"[^\W_]+", lambda word: MARKED.format(word[0]) if word[0].lower() in words else word[0], text)
+    return f"{place}  {score}\n{textwrap.indent(text, indent)}"
 
 
 def train_tokenizer(parser: Parser) -> Run:
@@ -353,12 +378,13 @@ def _say_next(*words: str) -> None:
     """Tell the command that may follow, on the standard error, because the standard output is JSON."""
     from neobert_hf.files.messages import say_next
 
-    with contextlib.redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr):
         say_next(("neobert", *words))
 
 
 COMMANDS = (embed, search, train_tokenizer, tokenize, verify_documents, doctor, convert, export)
 SCRIPTS = {  # with the first line of their help
+    "example-data": "Write the small files that the documentation uses.",
     "finetune-classifier": "Train a model to give texts a class or a number.",
     "finetune-tagger": "Train a model to tag words, such as names of people.",
     "finetune-qa": "Train a model to find the answer in a text.",

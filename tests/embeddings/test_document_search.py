@@ -29,7 +29,7 @@ from sentence_transformers import SentenceTransformer
 
 import neobert_cli
 from neobert_hf.embeddings import kept, passages, search
-from neobert_hf.embeddings.passages import PassageReader, find_files
+from neobert_hf.embeddings.passages import find_files, is_document
 from neobert_hf.embeddings.search import DocumentSearch
 
 WORDS = SENTENCE.split()
@@ -106,7 +106,7 @@ def test_passages_cover_every_word_of_every_file(notes, model, monkeypatch):
     monkeypatch.setattr(passages, "NUM_TEXTS", 3)
     found = open_search(notes, model).passages
     check_places(passage for passage in found if not passage.file.endswith("long.txt"))
-    for file in find_files([str(notes)], PassageReader.SUFFIXES)[0]:
+    for file in find_files([str(notes)], is_document)[0]:
         text = "".join(passage.text for passage in found if passage.file == str(file))
         letters = set(file.read_text("utf-8-sig")) - {" ", "\n", "\r", "`"}
         assert letters <= set(text)
@@ -132,16 +132,20 @@ def test_passages_are_cut_at_headings(notes, model):
     assert {f"{title} {number}" for title in ("# Übung", "## Schluss") for number in range(4)} <= starts
 
 
-def test_a_folder_contributes_files_of_known_suffixes_and_counts_the_others(notes):
+def test_a_folder_contributes_known_suffixes_and_text_and_counts_the_others(notes):
+    """Text has no NUL byte in the first 8,000, as git defines it; a table and a PDF may have some."""
     (notes / ".git").mkdir()
     (notes / ".git/a.md").write_text("hidden")
-    (notes / "a.png").write_bytes(b"\x89PNG")
-    (notes / "LICENSE").write_text("text")
+    for name, content in {"a.png": b"\x89PNG\0", "LICENSE": b"text", "data": b"x" * 7999 + b"\0", "a.py": b""}.items():
+        (notes / name).write_bytes(content)
+    (notes / "b.pdf").write_bytes(b"%PDF\0")
+    (notes / "late.log").write_bytes(b"x" * 8000 + b"\0")
     (notes / "sub/up").symlink_to(notes)
     (notes / "zero.md").symlink_to("zero.md")
     os.mkfifo(notes / "pipe.md")
-    files, skipped = find_files([str(notes)], PassageReader.SUFFIXES)
-    assert [str(file.relative_to(notes)) for file in files] == ["0.md", "1.md", "sub/2.md", "sub/3.md"]
+    files, skipped = find_files([str(notes)], is_document)
+    names = ["0.md", "1.md", "LICENSE", "a.py", "b.pdf", "late.log", "sub/2.md", "sub/3.md"]
+    assert [str(file.relative_to(notes)) for file in files] == names
     assert skipped == {
         "hidden": 1,
         ".png": 1,
@@ -149,17 +153,74 @@ def test_a_folder_contributes_files_of_known_suffixes_and_counts_the_others(note
         "links to folders": 1,
         "pipes and broken links": 2,
     }
-    files, skipped = find_files([str(notes / "**/[0-9].md"), str(notes / "LICENSE")], PassageReader.SUFFIXES)
+    files, skipped = find_files([str(notes / "**/[0-9].md"), str(notes / "LICENSE")], is_document)
     assert len(files) == 5 and all(files.values()) and not skipped
 
 
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        ([], [], "a.py lib/b.py lib/deep/c.js tests/d.py"),
+        (["*.py"], [], "a.py lib/b.py tests/d.py"),
+        (["*.py"], ["tests/*"], "a.py lib/b.py"),
+        (["lib"], [], "lib/b.py lib/deep/c.js"),
+        ([], ["lib/", "tests"], "a.py"),
+        (["lib/*.py", "*.js"], ["deep"], "lib/b.py"),
+        ("*.JS", None, ""),
+    ],
+)
+def test_patterns_choose_the_files_of_folders_and_not_those_that_are_named(
+    tmp_path, model, monkeypatch, include, exclude, expected
+):
+    monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
+    names = ["a.py", "lib/b.py", "lib/deep/c.js", "tests/d.py"]
+    for name in ["named.txt", *(f"code/{name}" for name in names)]:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(name)
+    paths = [str(tmp_path / "code"), str(tmp_path / "named.txt")]
+    documents = DocumentSearch(paths, model, include=include, exclude=exclude)
+    *found, named = [passage.file for passage in documents.passages]
+    assert found == [f"{tmp_path}/code/{name}" for name in expected.split()] and named == paths[1]
+    assert documents.skipped["excluded"] == len(names) - len(found)
+
+
+TEXTS = {
+    "cp1252": [
+        "Müller\n",
+        "L'été dernier, nous avons dîné à la fenêtre où le garçon était déjà.\n",
+        "für „alle“ 5 €\n",
+    ],
+    "cp1251": ["Привет мир, это проверка кодировки текста.\n" * 2],
+    "cp932": ["これは日本語のテキストです。検索の試験を行います。\n"],
+    "utf-8": ["Größe\n" * 9],
+    "utf-16": ["Größe\n"],
+}
+
+
+@pytest.mark.parametrize("encoding", TEXTS)
+@pytest.mark.parametrize("name", ["a.txt", "a.tsv", "a.py"])
+def test_another_encoding_is_guessed_and_said_at_each_search(notes, model, tmp_path, encoding, name):
+    """Unless it is named: then nothing is said."""
+    file = tmp_path / name
+    for number, text in enumerate(TEXTS[encoding]):
+        rows = f"text\n{text}" if name == "a.tsv" else text
+        (tmp_path / name).write_bytes(f"{rows}{number}\n".encode(encoding))
+        for named in (None, None, encoding):
+            documents = open_search(file, model, encoding=named)
+            assert text.split()[0] in documents.passages[0].text
+            guesses = [] if named or "utf" in encoding else [f"{file}: read as {encoding}"]
+            assert documents.guesses == guesses and all(line in documents.summary() for line in guesses)
+    with pytest.raises(ValueError, match=rf"{name}, line \d is not ascii"):
+        open_search(file, model, encoding="ascii")
+
+
 def test_a_file_of_a_folder_that_cannot_be_read_is_named_and_the_others_are_searched(notes, model):
-    (notes / "old.txt").write_bytes(b"fine\nM\xfcller\n")
+    (notes / "old.txt").write_bytes(bytes(range(128, 256)))
     (notes / "package.json").write_text('{"name": "x"}')
     documents = open_search(notes, model)
     assert len({passage.file for passage in documents.passages}) == 4
     problems = "\n".join(documents.problems)
-    assert len(documents.problems) == 2 and "old.txt, line 2 is not UTF-8" in problems
+    assert len(documents.problems) == 2 and "old.txt is not text of a known encoding" in problems
     assert "no column 'text'" in problems and "; skipped: not read 2\n" in documents.summary()
 
 
@@ -444,17 +505,53 @@ def test_documents_and_file_names_cannot_control_the_terminal(tmp_path, model, m
     folder = tmp_path / "docs"
     folder.mkdir()
     text = "the quick \x1b]0;PWNED\x07 fox \x1b[2J\x1b[31mjumps \x9b31mover\u202e the dog\n"
-    for name, content in {"a.txt": text.encode(), "c\x1b[31m.txt": b"the dog\n", "e\x1b[31mX.txt": b"\xff"}.items():
+    for name, content in {
+        "a.txt": text.encode(),
+        "c\x1b[31m.txt": b"the dog\n",
+        "e\x1b[31mX.txt": bytes(range(128, 256)),
+    }.items():
         (folder / name).write_bytes(content)
-    (folder / "f.\x1b[5m").write_text("skipped")
+    (folder / "f.\x1b[5m").write_bytes(b"\0")
     printed = command(folder, "the fox", "--model", model)
     shown = printed + capsys.readouterr().err
     assert "the quick fox jumps over the dog" in " ".join(printed.split()) and "PWNED" not in shown
-    assert f"{folder}/c.txt:1" in printed and f"{folder}/eX.txt, line 1 is not UTF-8" in shown
+    assert f"{folder}/c.txt:1" in printed and f"{folder}/eX.txt is not text" in shown
     assert all(character.isprintable() or character == "\n" for character in shown)
     line = command(folder, "the fox", "--model", model, "--json")
     assert all(" " <= character <= "~" for character in line.rstrip("\n"))
     assert any("\x1b]0;PWNED" in answer["text"] for answer in json.loads(line)["answers"])
+
+
+def test_a_terminal_gets_color_and_highlighted_words_which_a_pipe_and_no_color_do_not(monkeypatch):
+    answer = search.Passage("a\x1b[31m.md", 7, 0.5, "Renew_it or RENEW the renewal")
+    plain = "a.md:7  (0.50)\n    Renew_it or RENEW the renewal"
+    assert neobert_cli._shown(answer, {"renew"}) == plain
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    shown = neobert_cli._shown(answer, {"renew"})
+    assert re.sub(r"\x1b\[[0-9;]+m", "", shown) == plain
+    assert re.findall(r"\x1b\[[^0][0-9;]*m(.*?)\x1b\[0m", shown) == ["a.md:7", "(0.50)", "Renew", "RENEW"]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert neobert_cli._shown(answer, {"renew"}) == plain
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a pseudo-terminal")
+def test_questions_of_a_terminal_can_be_edited_and_end_with_control_d():
+    """The second question is the first one, found with the arrow, and a word."""
+    pytest.importorskip("readline")
+    import pty
+
+    child, terminal = pty.fork()
+    if child == 0:
+        code = "import neobert_cli; print('asked', [*iter(neobert_cli._ask, '')])"
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    shown, keys = b"", [b"fox\n", b"\x1b[A dog\n", b"\x04"]
+    while b"asked [" not in shown or not shown.endswith(b"\n"):
+        shown += os.read(terminal, 1024)
+        if shown.count(b"line ends): ") > 3 - len(keys):
+            os.write(terminal, keys.pop(0))
+    assert os.waitpid(child, 0)[1] == 0
+    assert "asked ['fox', 'fox dog']" in shown.decode()
 
 
 def test_a_sentence_is_found_by_its_exact_words(tmp_path):
@@ -503,8 +600,14 @@ def test_the_mini_model_finds_the_passage_and_the_command_prints_file_line_and_p
         (["notes", "fox", "--max_length", "2"], "max_length=2 leaves no token"),
         (["empty.md", "fox"], r"empty.md: no text to search; files: 0, passages: 0"),
         (["pictures", "fox"], r"pictures: no text to search; files: 0, passages: 0; skipped: .png 1"),
-        (["old.txt", "fox"], "old.txt, line 1 is not UTF-8"),
-        (["binary", "fox"], "binary, line 1 is not UTF-8"),
+        (["old.txt", "fox"], "old.txt is not text of a known encoding; give the encoding of a text"),
+        (["old.txt", "fox", "--encoding", "utf-8"], "old.txt, line 1 is not utf-8 .byte 0x80.; save it as UTF-8"),
+        (
+            ["old.txt", "fox", "--encoding", "latin9000"],
+            "unknown encoding: latin9000; --encoding takes a name that Python",
+        ),
+        (["notes", "fox", "--include", "*.py"], "notes: no text to search; files: 0, passages: 0; skipped: excluded 4"),
+        (["binary", "fox"], "binary is not text of a known encoding"),
         (["loop.txt", "fox"], "Too many levels of symbolic links: 'loop.txt'"),
         (["rows.csv", "fox"], "rows.csv, line 2: no column 'text'; name .*one of body"),
         (["notes", "fox", "--model", "no"], "no cannot be opened"),
@@ -516,8 +619,8 @@ def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embe
     for name, content in {
         "empty.md": b"",
         "empty.pdf": b"",
-        "pictures/a.png": b"x",
-        "old.txt": b"M\xfcller",
+        "pictures/a.png": b"\0",
+        "old.txt": bytes(range(128, 256)),
         "binary": b"\x7fELF\xff\x00",
         "rows.csv": b"body\nfox\n",
     }.items():
@@ -583,6 +686,8 @@ def test_html_pdf_and_docx_are_converted_once(notes, model, monkeypatch):
     write_docx(folder / "c.docx", "the warm house, über alles")
     (folder / "broken.pdf").write_bytes((folder / "b.pdf").read_bytes()[:300])
     (folder / "text.pdf").write_text("%PDF-1.4 text that is no PDF")
+    locked = b"/ID [<00><00>] /Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O (%s) /U (%s) >>" % (b"a" * 32, b"b" * 32)
+    (folder / "locked.pdf").write_bytes((folder / "b.pdf").read_bytes().replace(b"/Size 5", b"/Size 5 " + locked))
     (folder / "broken.docx").write_bytes((folder / "c.docx").read_bytes()[:300])
     documents = open_search(folder, model)
     texts = {passage.file.rpartition("/")[2]: passage.text for passage in documents.passages}
@@ -591,7 +696,13 @@ def test_html_pdf_and_docx_are_converted_once(notes, model, monkeypatch):
     )
     assert "the lazy dog sleeps" in texts["b.pdf"] and "the warm house, über alles" in texts["c.docx"]
     problems = "\n".join(documents.problems)
-    assert problems.count("cannot be converted") == 3 and problems.count("scan.pdf has no text") == 1
+    assert re.findall(r"(\S+) is a broken (\w+) \([^)]", problems) == [
+        (f"{folder}/broken.docx", "DOCX"),
+        (f"{folder}/broken.pdf", "PDF"),
+        (f"{folder}/text.pdf", "PDF"),
+    ]
+    assert problems.count(f"{folder}/locked.pdf is encrypted; save it without a password") == 1
+    assert problems.count("scan.pdf has no text") == 1
     with pytest.raises(ValueError, match=r"scan.pdf has no text; if it has pictures of pages, recognize their text"):
         open_search(folder / "scan.pdf", model)
     monkeypatch.setattr(markitdown.MarkItDown, "convert", None)

@@ -73,10 +73,8 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
         super().__init__(dataset, batch_samplers, generator, seed)
         for part, sampler in zip(dataset.datasets, batch_samplers):
             if not len(sampler):
-                raise ValueError(
-                    f"a dataset of {len(part)} rows has fewer rows than the batch size {sampler.batch_size}; remove the "
-                    "dataset, or give a smaller per_device_train_batch_size"
-                )
+                fault = f"a dataset of {len(part)} rows has fewer rows than the batch size {sampler.batch_size}"
+                raise ValueError(f"{fault}; remove the dataset, or give a smaller per_device_train_batch_size")
         self.num_batches, self.exponent, self.weights, self.group = num_batches, exponent, weights, group
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -98,10 +96,8 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
             for batch in sampler:
                 yield batch
             if batch is None:
-                raise ValueError(
-                    f"a dataset of {len(sampler.dataset)} rows has no batch of {sampler.batch_size} rows without duplicate "
-                    "texts; remove the dataset, or give a smaller per_device_train_batch_size"
-                )
+                fault = f"a set of {len(sampler.dataset)} rows has no batch of {sampler.batch_size} rows without duplicate texts"
+                raise ValueError(f"{fault}; remove the dataset, or give a smaller per_device_train_batch_size")
 
     def __len__(self) -> int:
         return self.num_batches
@@ -111,26 +107,17 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
 class ContrastiveArguments(PairArguments):
     """Model, data and loss of contrastive training."""
 
-    training_sets: list[str] = HfArg(
-        default=None, help="YAML file of sets with their files and instructions, and names of some. Default: all of it."
-    )
+    training_sets: list[str] = HfArg(default=None, help="YAML file of sets, and names of some. Default: all of them.")
     instructions: str = HfArg(default=None, help="JSON or YAML file: instruction by name of a file without suffix.")
     instruction_template: str = HfArg(default="{instruction} ", help="Text before each input.")
-    instruction_sides: Literal["both", "query"] = HfArg(
-        default="both", help="both: all columns have the instruction; query: the first."
-    )
+    instruction_sides: Literal["both", "query"] = HfArg(default="both", help="both: all columns; query: the first.")
     temperature: float = HfArg(default=TEMPERATURE, help="Divisor of the cosines in the loss.")
     sampling_exponent: float = HfArg(default=0.5, help="A set is drawn in proportion to its size to this power.")
-    mini_batch_size: int = HfArg(
-        default=None, help="Texts per forward with gradient caching (arXiv 2101.06983); the gradients are the same."
-    )
+    mini_batch_size: int = HfArg(default=None, help="Texts per forward, with gradient caching (arXiv 2101.06983).")
     gather_across_devices: bool = HfArg(default=False, help="Use the documents of all devices as negatives.")
-    num_mined_negatives: int = HfArg(
-        default=0, help="Hard negatives to mine for each pair with the initial model; 0 mines none."
-    )
+    num_mined_negatives: int = HfArg(default=0, help="Hard negatives that the initial model finds for each pair.")
     pooling: Literal["mean", "cls"] = HfArg(
-        default=None,
-        help="mean, as in the paper, or cls, for a bare NeoBERT; a saved embedding model keeps its own.",
+        default=None, help="mean, as in the paper, or cls, for a bare NeoBERT; a saved embedding model keeps its own."
     )
 
     def __post_init__(self):
@@ -256,9 +243,8 @@ def set_sampling(
         ValueError: `max_steps` is not positive.
     """
     if training.max_steps < 1:
-        raise ValueError(
-            f"max_steps={training.max_steps}, but a run over sampled datasets has no epochs; give max_steps of at least 1"
-        )
+        fault = f"max_steps={training.max_steps}, but a run over sampled datasets has no epochs"
+        raise ValueError(f"{fault}; give max_steps of at least 1")
     world = training.world_size
     training.multi_dataset_batch_sampler = partial(
         SizeExponentBatchSampler,
@@ -309,6 +295,7 @@ def train_contrastive(
     set_sampling(training, arguments.sampling_exponent, arguments.gather_across_devices)
     options = (arguments.temperature, arguments.mini_batch_size, arguments.gather_across_devices)
     listed = read_yaml(arguments.training_sets[0]).values() if arguments.training_sets else ()
+    used = [entry for entry in listed if Path(entry.get("file", "")).stem in sets]
     return train_and_record(
         ContrastiveTrainer,
         model,
@@ -318,7 +305,5 @@ def train_contrastive(
         pairs_evaluators(held_out or {}, prompts, sides),
         arguments,
         files=[*(arguments.training_sets or ())[:1], arguments.instructions],
-        datasets=sorted(
-            {entry["path"] for entry in listed if "path" in entry and Path(entry.get("file", "")).stem in sets}
-        ),
+        datasets=sorted({entry["path"] for entry in used if "path" in entry}),
     )

@@ -60,9 +60,7 @@ def sentence_transformer(
     if pooling not in ("mean", "cls"):
         raise ValueError(f"pooling={pooling!r} is not one of mean, cls")
     if pooling == "cls" and not include_prompt:
-        raise ValueError(
-            "include_prompt=False excludes the prompt from the mean, and pooling='cls' has no mean; remove one of the two"
-        )
+        raise ValueError("include_prompt=False is about a mean, and pooling='cls' has none; remove one of the two")
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
     from .common_form import SentenceTransformer
@@ -77,10 +75,9 @@ def _warn_of_other_modules(folder: Path) -> None:
     """Warn of modules of a saved embedding model that `sentence_transformer` does not make."""
     kinds = [kind.rpartition(".")[2] for _, kind in read_modules(folder)]
     if left_out := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
-        logger.warning(
-            f"{folder} is an embedding model with {printable(', '.join(left_out))}, which sentence_transformer leaves out; "
-            "SentenceTransformer opens all of its modules"
-        )
+        names = printable(", ".join(left_out))
+        fact = f"{folder} is an embedding model with {names}, which sentence_transformer leaves out"
+        logger.warning(f"{fact}; SentenceTransformer opens all of its modules")
 
 
 def sparse_encoder(
@@ -135,9 +132,8 @@ def _transformer(path: str, task: str, max_seq_length: int | None, model_kwargs:
     check_source(path)
     transformer = Transformer(path, transformer_task=task, max_seq_length=max_seq_length, model_kwargs=model_kwargs)
     if transformer.config.model_type != NeoBERTConfig.model_type:
-        raise ValueError(
-            f"{path} has the model type {transformer.config.model_type}, not neobert; choose a NeoBERT checkpoint"
-        )
+        kind = transformer.config.model_type
+        raise ValueError(f"{path} has the model type {kind}, not neobert; choose a NeoBERT checkpoint")
     adopt(transformer, path)
     return transformer
 

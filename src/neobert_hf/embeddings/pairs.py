@@ -34,9 +34,7 @@ def read_pairs(file: str | Path) -> Dataset:
             raise ValueError(f"{place}: {row!r} is not a row of at least two columns, the same in all lines")
         for name, text in row.items():
             if not checked_text(text, f"{place}: {name}", is_strict=True).strip():
-                raise ValueError(
-                    f"{place}: {name} is empty, which is neither a positive nor a negative; remove this line"
-                )
+                raise ValueError(f"{place}: {name} is empty, which is neither positive nor negative; remove the line")
         rows.append(row)
     if not rows:
         raise ValueError(f"{file} is empty; give at least one row")

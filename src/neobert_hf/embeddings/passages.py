@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..files.rows import COMPRESSIONS, read_lines, read_texts
 from ..files.rows import SUFFIXES as ROWS
-from ..files.rows import read_lines, read_texts
 from ..files.texts import as_list
 from ..files.wordpiece import plain_tokenizer
 from .models import prompt_of
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 MARKDOWN = (".md", ".markdown")
 CONVERTED = (".html", ".htm", ".pdf", ".docx")  # by markitdown, to Markdown
+NO_PLAIN_TEXT = (*CONVERTED, *COMPRESSIONS, ".parquet")
 # The time of the splitter grows faster than the text, so it gets parts: the end, whole lines, or a part of a long line.
 PARTS = re.compile(r"(?s).{1,65536}\Z|.{1,65535}\n|.{1,65536}")
 # Data in text, which no question asks for: lines of base64 or one long run, but no path and no long name; hexadecimal digits, but
@@ -35,8 +38,17 @@ NUM_TEXTS = 64  # texts that the splitter cuts at the same time
 OVERLAP = 8  # neighbours share at most an eighth of a passage
 
 
-def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> tuple[dict[Path, bool], Counter]:
-    """Find the files of paths and patterns such as `notes/**/*.md`, and in folders those with one of the suffixes.
+def find_files(
+    paths: Sequence[str], is_read: Callable[[Path], bool], include: Sequence[str] = (), exclude: Sequence[str] = ()
+) -> tuple[dict[Path, bool], Counter]:
+    """Find the files of paths and patterns such as `notes/**/*.md`, and those of folders that are read.
+
+    Args:
+        paths: Files, folders and patterns.
+        is_read: Whether a file of a folder is read.
+        include: Patterns such as `*.py`. A file of a folder must match one of them: by its name, by that of a folder above it, or
+            by its path in the folder that is searched.
+        exclude: Patterns that a file of a folder must not match.
 
     Returns:
         The files, and whether a path or a pattern names the file itself; and how many entries of folders were skipped, by reason.
@@ -53,9 +65,20 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> tuple[dict[Path
             if not match.is_dir():
                 files[match] = True
                 continue
-            for file in _files_of_folder(match, suffixes, skipped):
-                files.setdefault(file, False)
+            for file in _files_of_folder(match, skipped):
+                inside = file.relative_to(match)
+                if not _fits(inside, include or ["*"]) or _fits(inside, exclude):
+                    skipped["excluded"] += 1
+                elif is_read(file):
+                    files.setdefault(file, False)
+                else:
+                    skipped[file.suffix.lower() or "without a suffix"] += 1
     return files, skipped
+
+
+def _fits(path: Path, patterns: Sequence[str]) -> bool:
+    names = (*path.parts, path.as_posix())
+    return any(fnmatch(name, pattern.rstrip("/")) for pattern in patterns for name in names)
 
 
 def _matches(pattern: Path) -> list[Path]:
@@ -64,17 +87,48 @@ def _matches(pattern: Path) -> list[Path]:
     return sorted(each for each in found if all(part in pattern.parts for part in each.parts if part.startswith(".")))
 
 
-def _files_of_folder(folder: Path, suffixes: Sequence[str], skipped: Counter) -> Iterator[Path]:
+def _files_of_folder(folder: Path, skipped: Counter) -> Iterator[Path]:
     for root, folders, names in os.walk(folder, onerror=lambda _: skipped.update(["folders without access"])):
         skipped["hidden"] += sum(name.startswith(".") for name in folders + names)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         skipped["links to folders"] += sum(os.path.islink(os.path.join(root, name)) for name in folders)
         for file in sorted(Path(root, name) for name in names if not name.startswith(".")):
-            suffix = file.suffix.lower()
-            if suffix in suffixes and file.is_file():
+            if file.is_file():
                 yield file
             else:
-                skipped["pipes and broken links" if suffix in suffixes else suffix or "without a suffix"] += 1
+                skipped["pipes and broken links"] += 1
+
+
+def is_document(file: Path) -> bool:
+    """Whether a file has a suffix of documents or rows, or is text as git defines it: no NUL byte in its first 8,000."""
+    # the reader names a file without access
+    if file.suffix.lower() in PassageReader.SUFFIXES or not os.access(file, os.R_OK):
+        return True
+    with file.open("rb") as handle:
+        return b"\0" not in handle.read(8000)
+
+
+def guessed_encoding(file: Path, content: bytes) -> str | None:
+    """Return the encoding of text that is not UTF-8, nor UTF-16 with a byte order mark; None for these and for other files.
+
+    If cp1252 is one of those that charset-normalizer finds likely, it is the answer: for a short text many are.
+
+    Raises:
+        ValueError: No encoding is likely.
+    """
+    if file.suffix.lower() in NO_PLAIN_TEXT or content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return None
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        from charset_normalizer import from_bytes
+
+        lines = [line for line in content.splitlines(True) if not line.isascii()]
+        likely = [name for match in from_bytes(b"".join(lines[:1000])) for name in match.could_be_from_charset]
+        if b"\0" in content or not likely:
+            raise ValueError(f"{file} is not text of a known encoding; give the encoding of a text") from None
+        return "cp1252" if "cp1252" in likely else likely[0]
+    return None
 
 
 class PassageReader:
@@ -102,17 +156,22 @@ class PassageReader:
         self.markdown = MarkdownSplitter.from_huggingface_tokenizer(tokenizer, **options)
         self.plain = TextSplitter.from_huggingface_tokenizer(tokenizer, **options)
 
-    def read(self, file: Path) -> Iterator[tuple[int, str]]:
-        """Yield line and text of the passages of a file that have a letter or a digit; errors are those of `DocumentSearch`."""
+    def read(self, file: Path, encoding: str | None = None) -> Iterator[tuple[int, str]]:
+        """Yield line and text of the passages of a file that have a letter or a digit; errors are those of `DocumentSearch`.
+
+        Args:
+            file: The file.
+            encoding: Of its text; None is UTF-8, or UTF-16 with a byte order mark.
+        """
         suffix = file.suffix.lower()
         is_rows, is_converted = suffix in ROWS, suffix in CONVERTED
         if is_rows:
-            places = read_texts(file, self.text_column)  # such as "a.csv, line 3"
+            places = read_texts(file, self.text_column, encoding=encoding)  # such as "a.csv, line 3"
             texts = [(int(place.rpartition(" ")[2]), without_data(text)) for place, text in places]
         else:
             texts, line = [], 1
-            content = _as_markdown(file) if is_converted else "\n".join(line for _, line in read_lines(file))
-            for part in PARTS.findall(without_data(content)):
+            lines = [_as_markdown(file, encoding)] if is_converted else (line for _, line in read_lines(file, encoding))
+            for part in PARTS.findall(without_data("\n".join(lines))):
                 texts.append((line, part))
                 line += part.count("\n")
         splitter = self.markdown if is_converted or suffix in MARKDOWN else self.plain
@@ -129,19 +188,24 @@ def without_data(text: str) -> str:
     return NOT_TEXT.sub(lambda found: "\n" * found[0].count("\n"), text)
 
 
-def _as_markdown(file: Path) -> str:
+def _as_markdown(file: Path, encoding: str | None) -> str:
     if not file.stat().st_size:
         raise ValueError(f"{file} is empty")
-    from markitdown import MarkItDown, MarkItDownException
+    from markitdown import FileConversionException, MarkItDown, MissingDependencyException, StreamInfo
     from markitdown.converters import DocxConverter, HtmlConverter, PdfConverter
 
     converter = MarkItDown(enable_builtins=False)  # the others would read a damaged PDF as plain text
     for kind in (DocxConverter, HtmlConverter, PdfConverter):
         converter.register_converter(kind())
     try:
-        text = converter.convert(file).markdown
-    except MarkItDownException as error:
-        raise ValueError(f"{file} cannot be converted; check it, and pip install -e '.[documents]': {error}") from error
+        text = converter.convert(file, stream_info=StreamInfo(charset=encoding)).markdown
+    except FileConversionException as error:
+        cause, kind = error.attempts[0].exc_info[1], file.suffix[1:].upper()
+        if isinstance(cause, MissingDependencyException):
+            raise ImportError(f"{file} needs a package for {kind}; pip install -e '.[documents]'") from error
+        is_encrypted = "Password" in type(cause).__name__
+        fault = "encrypted; save it without a password" if is_encrypted else f"a broken {kind} ({cause}); get it again"
+        raise ValueError(f"{file} is {fault}") from error
     if not any(map(str.isalnum, text)):
         raise ValueError(f"{file} has no text; if it has pictures of pages, recognize their text first")
     return text

@@ -31,12 +31,8 @@ from .training import PairArguments, train_and_record
 class RerankerArguments(PairArguments):
     """Model and data of the training of a reranker."""
 
-    embedding_model: str = HfArg(
-        default=MINI_MODEL_PATH, help="Embedding model that finds the negatives and the candidates of the evaluation."
-    )
-    num_negatives: int = HfArg(
-        default=4, help="Wrong answers for each question: those that the embedding model ranks first."
-    )
+    embedding_model: str = HfArg(default=MINI_MODEL_PATH, help="Embedding model that finds negatives and candidates.")
+    num_negatives: int = HfArg(default=4, help="Wrong answers to each question, which the embedding model ranks first.")
     num_candidates: int = HfArg(default=20, help="Documents to rerank for each question of the evaluation.")
 
 
@@ -89,16 +85,12 @@ def labelled_pairs(sets: Sets, model: SentenceTransformer, num_negatives: int) -
     labelled = DatasetDict()
     for name, rows in as_sets(sets, "train").items():
         if len(rows.column_names) > 2:
-            raise ValueError(
-                f"{name} has {len(rows.column_names)} columns; give pairs of question and answer, for which negatives are mined"
-            )
+            raise ValueError(f"{name} has {len(rows.column_names)} columns; give pairs of question and answer alone")
         warn_of_truncated(model, f"negatives of {name}", texts_of(rows))
-        mined = mine_hard_negatives(
-            rows, model, num_negatives=num_negatives, output_format="labeled-pair", verbose=False
-        )
-        if all(mined["label"]):
+        options = {"num_negatives": num_negatives, "output_format": "labeled-pair", "verbose": False}
+        labelled[name] = mine_hard_negatives(rows, model, **options)
+        if all(labelled[name]["label"]):
             raise ValueError(f"{name} has no document that is wrong for a question; give more pairs")
-        labelled[name] = mined
     return labelled
 
 
@@ -164,9 +156,8 @@ def train_reranker(
     arguments = arguments or RerankerArguments(model[0].model.name_or_path)
     pairs, held_out = as_sets(pairs, "train"), as_sets(held_out or {}, "held_out")
     sets = labelled_pairs(pairs, retriever, arguments.num_negatives)
-    documents = sorted(
-        {answer for rows in (*pairs.values(), *held_out.values()) for answer in rows[rows.column_names[1]]}
-    )
+    answers = (part[part.column_names[1]] for part in (*pairs.values(), *held_out.values()))
+    documents = sorted(set().union(*answers))
     rows = {name: sum(part["label"]) for name, part in sets.items()}
     num_wrong = sum(map(len, sets.values())) - sum(rows.values())
     say(f"{sum(rows.values()):,} pairs, {num_wrong:,} negatives")
@@ -190,8 +181,6 @@ def train_reranker(
     )
     for score in scores:
         found, base = score["metrics"]["ndcg@10"], score["before"]["base_ndcg@10"]
-        advice = (
-            "" if found > base else "; the reranker is not better: do not use it, or start from a trained cross-encoder"
-        )
+        advice = "" if found > base else "; the reranker is not better: leave it out, or train a trained cross-encoder"
         say(f"{score['dataset']}: nDCG@10 {base:.4f} of the embedding model alone{advice}")
     return scores

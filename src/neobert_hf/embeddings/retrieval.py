@@ -30,8 +30,6 @@ def pairs_evaluator(
         relevant_docs={str(i): {number[text]} for i, text in enumerate(answers)},
         accuracy_at_k=[1, 10],
         precision_recall_at_k=[1, 10],
-        mrr_at_k=[10],
-        ndcg_at_k=[10],
         map_at_k=[10],
         batch_size=64,
         show_progress_bar=True,

@@ -19,7 +19,7 @@ from ..files.texts import as_list, printable
 from ..runs import MINI_MODEL_PATH, one_line
 from .kept import Kept
 from .models import fingerprint, longest_input, prompt_of, warn_of_truncated
-from .passages import NOT_TEXT, PassageReader, find_files
+from .passages import NOT_TEXT, PassageReader, find_files, guessed_encoding, is_document
 from .vector_files import open_for_inference
 
 CACHE = Path(HF_HOME) / "neobert_hf" / "search"  # may be deleted at any time
@@ -29,7 +29,7 @@ WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")  # read_csv has two; Hindi writes vo
 WORD_WEIGHT = 0.4
 LEAST_SHARE = 0.2  # so that "wait for a while" does not find every text with "a"
 CHUNK = 1 << 16  # passages that are compared with a question at once
-SHOWN_PROBLEMS = 3
+SHOWN = 3  # lines of a kind in the summary
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,21 @@ class DocumentSearch:
     words is built anew.
 
     Args:
-        paths: Files, folders, and patterns such as `notes/**/*.md`, or one of them. A folder contributes the files whose suffix
-            is in `PassageReader.SUFFIXES`. A named file of another suffix is read as text.
+        paths: Files, folders, and patterns such as `notes/**/*.md`, or one of them. A folder contributes documents, rows and
+            text: files whose suffix is in `PassageReader.SUFFIXES`, or with no NUL byte in the first 8,000.
         model: Embedding model, as a folder or a Hub id.
         max_length: Longest passage in tokens, special tokens included; by default what the model reads, at most 512.
         text_column: Column of the texts in .jsonl, .json, .csv, .tsv and .parquet.
         cache: Folder with a file for each model, by default in the cache of Hugging Face.
         word_weight: Weight of the words in the score, from 0 (only vectors) to 1 (only words).
+        include: Patterns such as `*.py`, or one of them. A file of a folder must match one of them: by its name, by that of a
+            folder above it, or by its path in the folder that is searched.
+        exclude: Patterns such as `tests` or `*.min.js` that a file of a folder must not match.
+        encoding: Encoding of all text files; by default UTF-8, UTF-16 with a byte order mark, or what charset-normalizer guesses.
 
     Raises:
         ValueError: There is no text, a named file is not valid, the model cannot be opened, or `word_weight` is out of range.
+        LookupError: Python does not know the encoding.
         OSError: A path does not exist, or a named file cannot be read.
         ImportError: The format of a named file needs a package that is not installed.
 
@@ -82,23 +87,28 @@ class DocumentSearch:
         text_column: str = "text",
         cache: str | Path | None = None,
         word_weight: float = WORD_WEIGHT,
+        include: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
+        encoding: str | None = None,
     ) -> None:
         if not 0 <= word_weight <= 1:
             raise ValueError(f"word_weight={word_weight} is not between 0 and 1; 0 ignores the words, 1 the vectors")
-        files, self.skipped = find_files(paths := as_list(paths), PassageReader.SUFFIXES)
+        files, self.skipped = find_files(paths := as_list(paths), is_document, as_list(include), as_list(exclude))
         self.encoder = open_for_inference(model, max_length)
         length = max_length or min(longest_input(self.encoder) or LONGEST, LONGEST)
         reader = PassageReader(self.encoder, length, text_column)
         identity = f"{fingerprint(self.encoder, {})}-{reader.capacity}"
         kept = Kept(Path(cache or CACHE, identity), f"search {identity}")
         self.word_weight = word_weight
-        self.passages, self.problems = [], []  # a problem is a line about a file of a folder that cannot be read
+        self.passages, self.guesses, self.problems = [], [], []  # lines about files: encodings, and what cannot be read
         try:
             for file, is_named in tqdm(files.items(), "reading", unit="file", delay=1, disable=None):
                 try:
-                    rules = f"{file.suffix} {text_column} {NOT_TEXT.pattern}\n"
-                    key = hashlib.sha256(rules.encode() + file.read_bytes()).hexdigest()
-                    found = kept.passages(key, partial(reader.read, file))
+                    content = file.read_bytes()
+                    used = encoding or guessed_encoding(file, content)
+                    rules = f"{file.suffix} {text_column} {used or ''}{NOT_TEXT.pattern}\n"
+                    key = hashlib.sha256(rules.encode() + content).hexdigest()
+                    found = kept.passages(key, partial(reader.read, file, used))
                 except (ValueError, OSError, ImportError) as error:
                     if is_named:
                         raise
@@ -106,6 +116,7 @@ class DocumentSearch:
                     self.skipped["not read"] += 1
                     self.problems.append(problem if str(file) in problem else f"{file}: {problem}")
                 else:
+                    self.guesses += [f"{file}: read as {used}"] * (used != encoding)
                     self.passages += [Passage(str(file), line, None, text) for line, text in found]
             if not self.passages:
                 raise ValueError(f"{', '.join(paths)}: no text to search; {'; '.join(self.summary().splitlines())}")
@@ -140,11 +151,13 @@ class DocumentSearch:
         return bm25 / max(bm25.max(), LEAST_SHARE * rarity.sum())
 
     def summary(self) -> str:
-        """Return a line about what is searched and what was skipped, and lines about the first files that cannot be read."""
+        """Return a line about what is searched and what was skipped, and lines about the first files of a guessed encoding and
+        the first that cannot be read."""
         num_files = len({passage.file for passage in self.passages})
         skipped = ", ".join(f"{what} {count:,}" for what, count in self.skipped.most_common() if count)
-        first = f"files: {num_files:,}, passages: {len(self.passages):,}; skipped: {skipped or 0}"
-        return "\n".join(map(printable, [first, *self.problems[:SHOWN_PROBLEMS]]))
+        guessed = f"; guessed encodings: {len(self.guesses):,}" if self.guesses else ""
+        first = f"files: {num_files:,}, passages: {len(self.passages):,}{guessed}; skipped: {skipped or 0}"
+        return "\n".join(map(printable, [first, *self.guesses[:SHOWN], *self.problems[:SHOWN]]))
 
 
 def words_of(text: str) -> list[str]:

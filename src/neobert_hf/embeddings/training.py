@@ -39,22 +39,17 @@ class PairArguments:
         default=None,
         help="Files of pairs: question and answer in the first two columns. Embeddings learn from negatives in others too.",
     )
-    validation_files: list[str] | None = HfArg(
-        default=None, help="Pairs for the evaluation before and after. Default: rows of the train_files."
-    )
+    validation_files: list[str] | None = HfArg(default=None, help="Pairs to evaluate on. Default: rows of train_files.")
     held_out_share: float = HfArg(
         default=0.1,
         help=f"Share of each of train_files to evaluate on, without validation_files; at most {MOST_HELD_OUT:,} rows.",
     )
-    max_seq_length: int = HfArg(
-        default=None, help="Length in tokens at which inputs are truncated. Default: the model's, at most 512."
-    )
+    max_seq_length: int = HfArg(default=None, help="Longest input in tokens. Default: the model's, at most 512.")
 
     def __post_init__(self):
         if not 0 <= self.held_out_share < 1:
-            raise ValueError(
-                f"held_out_share={self.held_out_share} is not a share; give 0 for no evaluation, or a number below 1"
-            )
+            given = f"held_out_share={self.held_out_share}"
+            raise ValueError(f"{given} is not a share; give 0 for no evaluation, or a number below 1")
         check_leaves_tokens(self.max_seq_length)
         self.train_files = as_list(self.train_files) or None
         self.validation_files = as_list(self.validation_files) or None

@@ -65,7 +65,7 @@ def embed_files(
         OSError: A file cannot be read, or the output cannot be written.
     """
     suffixes, target = (".txt", *SUFFIXES), Path(output)
-    found, skipped = find_files(files := as_list(files), suffixes)
+    found, skipped = find_files(files := as_list(files), lambda file: file.suffix.lower() in suffixes)
     if not found:
         raise ValueError(f"{', '.join(files)}: no file ends in {', '.join(suffixes)}; choose files of texts")
     if target.suffix not in OUTPUTS:
@@ -119,9 +119,8 @@ def open_for_inference(model: str, max_length: int | None = None) -> SentenceTra
     from sentence_transformers.util import get_device_name
 
     # The mini model is stored in bf16, although its config declares float32.
-    options: dict[str, Any] = (
-        {"model_kwargs": {"dtype": best_dtype(get_device_name())}} if model == MINI_MODEL_PATH else {}
-    )
+    dtype = best_dtype(get_device_name())
+    options: dict[str, Any] = {"model_kwargs": {"dtype": dtype}} if model == MINI_MODEL_PATH else {}
     try:
         encoder = open_embedding_model(model, **options)
     except (OSError, ValueError) as error:

@@ -63,6 +63,7 @@ def read_rows(
     columns: Sequence[str] | None = None,
     column_names: Sequence[str] | None = None,
     faults: Faults | None = None,
+    encoding: str | None = None,
 ) -> Rows:
     """Yield the rows of a file, each after its place, such as "a.csv, line 3".
 
@@ -76,6 +77,7 @@ def read_rows(
         column_names: Names of the columns of CSV or TSV without a line of names; further columns of a row are left out. None
             takes the names from the first line.
         faults: List to which a row that cannot be read is added instead of raising an error.
+        encoding: Encoding of text; by default UTF-8, or UTF-16 with a byte order mark.
 
     Returns:
         Places and rows: dicts; of JSON, whatever the line or the item of the list holds. Rows of CSV and TSV that repeat the
@@ -91,16 +93,22 @@ def read_rows(
     if suffix == ".parquet":
         rows = _parquet_rows(file, columns)
     elif suffix in (".json", ".jsonl"):
-        rows = _json_rows(file)
+        rows = _json_rows(file, encoding)
     elif suffix in (".csv", ".tsv"):
-        rows = _separated_rows(file, column_names)
+        rows = _separated_rows(file, column_names, encoding)
     else:
         known = f"{', '.join(SUFFIXES)}, or .txt for a corpus"
         raise ValueError(f"{file} has the suffix {file.suffix!r}; choose {known}; {', '.join(COMPRESSIONS)} may follow")
     return _readable(file, rows, faults)
 
 
-def read_texts(file: str | Path, column: str = "text", sample_by: str = "paragraph", is_strict: bool = False) -> Rows:
+def read_texts(
+    file: str | Path,
+    column: str = "text",
+    sample_by: str = "paragraph",
+    is_strict: bool = False,
+    encoding: str | None = None,
+) -> Rows:
     """Yield the texts of a file, each after its place.
 
     Args:
@@ -110,15 +118,16 @@ def read_texts(file: str | Path, column: str = "text", sample_by: str = "paragra
             format), or "document" for the whole file.
         is_strict: Refuse a missing text and a lone surrogate (half of a surrogate pair). Otherwise only the first row must have
             the column, a missing text is empty, and a lone surrogate becomes a question mark.
+        encoding: As of `read_rows`.
 
     Raises:
         ValueError: As of `read_rows`; or a text is not a string, or the file has no such column.
         OSError: The file cannot be read.
     """
     if _suffix(file) == ".txt":
-        yield from _readable(file, _text_documents(Path(file), sample_by))
+        yield from _readable(file, _text_documents(Path(file), sample_by, encoding))
         return
-    for number, (place, row) in enumerate(read_rows(file, [column])):
+    for number, (place, row) in enumerate(read_rows(file, [column], encoding=encoding)):
         if not isinstance(row, dict | str):
             raise ValueError(f"{place} has type {type(row).__name__}, not object; write one object on each line")
         if isinstance(row, dict):
@@ -143,9 +152,9 @@ def read_text_column(files: Iterable[str | Path], column: str) -> list[tuple[str
     return texts
 
 
-def read_lines(file: str | Path) -> Rows:
-    """Yield the lines of a text file, which may be compressed, each after its place; errors are those of `read_rows`."""
-    return _readable(file, _text_documents(Path(file), "line"))
+def read_lines(file: str | Path, encoding: str | None = None) -> Rows:
+    """Yield the lines of a text file, which may be compressed, each after its place; encoding and errors as of `read_rows`."""
+    return _readable(file, _text_documents(Path(file), "line", encoding))
 
 
 def checked_text(text: Any, place: str, is_strict: bool = False) -> str:
@@ -192,34 +201,34 @@ def _suffix(file: str | Path) -> str:
     return (Path(file.stem) if file.suffix in COMPRESSIONS else file).suffix.lower()
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
+def _lines(file: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
     """Lines with their numbers from 1; LF, CR LF and CR end a line, and nothing else."""
     open_stream = lzma.LZMAFile if file.suffix == ".xz" else pyarrow.input_stream  # detects the other compressions
     with io.BufferedReader(open_stream(str(file))) as stream:
         is_utf16 = stream.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        encoding = "utf-16" if is_utf16 else "utf-8-sig"
-        for number, line in enumerate(io.TextIOWrapper(stream, encoding, "surrogateescape", newline=""), 1):
+        used = encoding or ("utf-16" if is_utf16 else "utf-8-sig")
+        for number, line in enumerate(io.TextIOWrapper(stream, used, "surrogateescape", newline=""), 1):
             if _storable(line) != line:
                 byte = ord(LONE_SURROGATES.findall(line)[0]) - 0xDC00  # as surrogateescape writes it
                 remedy = "save it as UTF-8, for example: iconv -f CP1252 -t UTF-8 FILE > NEW_FILE"
-                raise ValueError(f"{file}, line {number} is not UTF-8 (byte 0x{byte:X}); {remedy}")
+                raise ValueError(f"{file}, line {number} is not {encoding or 'UTF-8'} (byte 0x{byte:X}); {remedy}")
             yield number, line
 
 
-def _text_documents(file: Path, sample_by: str) -> Rows:
+def _text_documents(file: Path, sample_by: str, encoding: str | None) -> Rows:
     if sample_by == "line":
-        yield from ((f"{file}, line {number}", line.rstrip("\r\n")) for number, line in _lines(file))
+        yield from ((f"{file}, line {number}", line.rstrip("\r\n")) for number, line in _lines(file, encoding))
     elif sample_by == "document":
-        yield f"{file}", "".join(line for _, line in _lines(file))
+        yield f"{file}", "".join(line for _, line in _lines(file, encoding))
     else:
-        for is_blank, lines in itertools.groupby(_lines(file), lambda line: not line[1].strip("\r\n")):
+        for is_blank, lines in itertools.groupby(_lines(file, encoding), lambda line: not line[1].strip("\r\n")):
             numbers, texts = zip(*lines)
             if not is_blank:
                 yield f"{file}, line {numbers[0]}", "".join(texts)
 
 
-def _json_rows(file: Path) -> Rows:
-    lines = _lines(file)
+def _json_rows(file: Path, encoding: str | None) -> Rows:
+    lines = _lines(file, encoding)
     first = next((line for line in lines if line[1].strip()), None)
     if first is None:
         return
@@ -244,9 +253,9 @@ def _parsed(text: str) -> Any:
         return ValueError(f"this is not JSON ({error}); write one object on each line, or one list of objects")
 
 
-def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
+def _separated_rows(file: Path, names: Sequence[str] | None, encoding: str | None) -> Rows:
     """Rows of CSV and TSV, or faults in their places; a blank line is no row, except that of an empty text in a single column."""
-    lines = itertools.dropwhile(lambda line: names is None and not line[1].strip("\r\n"), _lines(file))
+    lines = itertools.dropwhile(lambda line: names is None and not line[1].strip("\r\n"), _lines(file, encoding))
     start, first = next(lines, (1, ""))
     if first.lower().startswith("sep="):  # Excel's line about the separator
         start, first = next(lines, (2, ""))

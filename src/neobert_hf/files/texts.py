@@ -93,6 +93,5 @@ def check_max_length(model: PreTrainedModel, max_length: int, name: str = "max_s
     """
     longest = longest_text(model)
     if longest is not None and max_length > longest:
-        raise ValueError(
-            f"{name}={max_length} is more than the {longest} positions of {model.name_or_path}; give --{name} {longest}, or less"
-        )
+        fault = f"{name}={max_length} is more than the {longest} positions of {model.name_or_path}"
+        raise ValueError(f"{fault}; give --{name} {longest}, or less")

@@ -112,9 +112,7 @@ def check_links(folder: Path) -> None:
     for file, target in references:
         if not any(target.resolve().is_relative_to(root) for root in roots):
             found = f"{file} refers to {target.resolve()}, outside its folder"
-            raise ValueError(
-                f"{found}; a copy of the model would publish it; replace the link by the file if this is meant"
-            )
+            raise ValueError(f"{found}; a copy of the model would publish it; to do that, replace the link by the file")
 
 
 def check_own_code(folder: Path) -> None:
@@ -274,7 +272,6 @@ def keep_known_settings(
     for name in unknown:
         delattr(holder, name)
     if unknown := sorted(unknown - {"auto_map"}):  # each save writes its own
-        logger.warning(
-            f"{source} has settings unknown to this library, which are not saved: {printable(', '.join(unknown))}"
-        )
+        names = printable(", ".join(unknown))
+        logger.warning(f"{source} has settings unknown to this library, which are not saved: {names}")
     return holder

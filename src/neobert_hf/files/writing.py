@@ -25,9 +25,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # full disk, exceeded quota
 NEARLY_FULL = 1 << 20  # free bytes, fewer than a write of torch.save needs
 LOCK_SECONDS = 2  # the child processes of a killed process end within this time
 ANOTHER_FILE = "name another file, or move this one away"
-WRITTEN = (
-    ".neobert_hf_written"  # beside the files of `replacing` and `writing`: lines of JSON with name, writer and SHA-256
-)
+# Beside the files of `replacing` and `writing`: lines of JSON with name, writer and SHA-256.
+WRITTEN = ".neobert_hf_written"
 
 
 def check_target(
@@ -288,9 +287,8 @@ def only_writer(folder: Path, lock: str, wait: bool = False) -> Iterator[None]:
         held = holder.acquire(timeout=LOCK_SECONDS)
     except filelock.Timeout:
         if not wait:
-            raise ValueError(
-                f"another process writes to {folder}; wait until it has ended, or choose another folder"
-            ) from None
+            remedy = "wait until it has ended, or choose another folder"
+            raise ValueError(f"another process writes to {folder}; {remedy}") from None
         logger.warning(f"another process writes to {folder}; waiting until it has ended")
         held = holder.acquire()
     with held:
