@@ -1,6 +1,6 @@
 """The arguments of every command and script are frozen: who changes one changes `options.json`, and says so in the changelog.
 
-python tests/test_options.py writes the file again.
+PYTHONPATH=.:hub_upload:examples python tests/test_options.py writes the file again.
 """
 
 import argparse

@@ -713,6 +713,6 @@ def test_without_markitdown_one_line_says_how_to_install_it(notes, model, monkey
     monkeypatch.setitem(sys.modules, "markitdown", None)
     (notes / "a.pdf").write_bytes(b"%PDF-1.4")
     (problem,) = open_search(notes, model).problems
-    assert problem.startswith(f"{notes}/a.pdf: ") and "pip install -e '.[documents]'" in problem
+    assert problem.startswith(f"{notes}/a.pdf: ") and "pip install 'neobert_hf[documents]'" in problem
     with pytest.raises(ImportError, match="markitdown"):
         open_search(notes / "a.pdf", model)
