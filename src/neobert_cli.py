@@ -351,8 +351,10 @@ def export(parser: Parser) -> Run:
         from neobert_hf.export import export_model
 
         _hide_progress_bars()  # a tuned allocator would keep the memory of every step
-        print(json.dumps(export_model(**options)))
-        if {"onnx", "openvino"} & {*options["to"]}:
+        report = export_model(**options)
+        print(json.dumps(report))
+        served = ("sentence-similarity", "text-classification", "token-classification")
+        if report["task"] in served and {"onnx", "openvino"} & {*options["to"]}:
             _say_next("serve", options["out"])
 
     return run

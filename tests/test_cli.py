@@ -186,12 +186,18 @@ def test_a_command_tells_the_next_one_as_it_can_be_pasted(capsys, monkeypatch, t
     _, command, *words = told(capsys)
     found = vars(CommandParser([CorpusArguments, PretrainingArguments]).parse_args(words))
     assert command == "pretrain-mlm" and found["documents_dir"] == "runs/documents"
-    monkeypatch.setattr(neobert_hf.export, "export_model", lambda **options: {})
+    monkeypatch.setattr(neobert_hf.export, "export_model", lambda task, **options: {"task": task})
     monkeypatch.setattr(importlib.import_module("neobert_hf.hub.convert"), "convert", lambda **options: {})
-    for words, wanted in [(["export", "a", "my b"], "serve"), (["convert", "a", "my b"], "doctor")]:
+    export = ["export", "a", "my b", "--task", "text-classification"]
+    for words, wanted in [(export, "serve"), (["convert", "a", "my b"], "doctor")]:
         run(*words)
         assert told(capsys) == ["neobert", wanted, "my b"]
-    for words in (["export", "a", "b", "--to", "gguf"], ["convert", "a", "b", "--to", "w1w2"]):  # no command reads them
+    others = [
+        [*export, "--to", "gguf"],
+        ["export", "a", "b", "--task", "fill-mask"],
+        ["convert", "a", "b", "--to", "w1w2"],
+    ]
+    for words in others:  # no command reads these folders
         run(*words)
         assert capsys.readouterr().err == ""
 

@@ -10,7 +10,7 @@ from conftest import run_main
 
 ROOT = Path(__file__).parents[1]
 PAPER = [file for name in ("evaluate", "finetune") for file in sorted((ROOT / "examples/paper").glob(f"{name}_*.py"))]
-EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), *PAPER]
+EXAMPLES = [*sorted((ROOT / "examples").glob("[!_]*.py")), *PAPER]
 SHIPPED = "contextual_neobert.py"  # it is saved beside the files of the model, and imports those
 NESTED = sorted((ROOT / "examples").glob("*/**/*.py"))
 PROJECTS = [file for file in NESTED if file.name != SHIPPED and file.parent.name != "tests"]

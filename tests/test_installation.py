@@ -85,7 +85,8 @@ def installed(tmp_path_factory):
     """The folder into which pip has installed the wheel; it is built of a copy, in which no file of an older build is left."""
     folder, pip = tmp_path_factory.mktemp("wheel"), [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
     for name in ("src", "examples"):
-        shutil.copytree(ROOT / name, folder / "source" / name, symlinks=True)
+        ignored = shutil.ignore_patterns("*.egg-info", "__pycache__")
+        shutil.copytree(ROOT / name, folder / "source" / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "source")
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "./source"], cwd=folder, check=True)
