@@ -85,7 +85,7 @@ at first, as of guesses, and falls towards 0.
 source = "chandar-lab/NeoBERT" if torch.cuda.is_available() else neobert_hf.MINI_MODEL_PATH
 options = {"num_train_epochs": 10, "per_device_train_batch_size": 8, "logging_strategy": "epoch", "seed": 0}
 classifier = Classifier(source).fit(list(table["text"]), list(table["label"]), **options)
-print(", ".join(classifier.classes))
+print(", ".join(classifier.classes_))
 
 # %% [markdown]
 """

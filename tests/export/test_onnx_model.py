@@ -183,7 +183,7 @@ def test_a_classifier_that_learned_few_examples_is_exported_as_a_classifier(tiny
     scores, names = classifier.predict_scores(SENTENCES), classifier.predict(SENTENCES)
     for found, name, row in zip(onnx.predict(SENTENCES), names, scores):
         assert found == {"label": name, "score": pytest.approx(row.max(), abs=1e-5)}
-    best_first = sorted(zip(scores[0], classifier.classes), reverse=True)
+    best_first = sorted(zip(scores[0], classifier.classes_), reverse=True)
     assert [found["label"] for found in onnx.predict(SENTENCES[0], top_k=3)] == [name for _, name in best_first]
     with pytest.raises(
         ValueError, match=r"has no other module; this model pools by mean and has Pooling, Normalize, Dense"

@@ -171,7 +171,7 @@ def test_the_labels_of_a_trained_model_are_those_of_its_config(model_folder, tok
         tokenizer.save_pretrained(tmp_path)
         assert Classifier(tmp_path).encode([label]) == [encoded]
         found = Classifier(tmp_path)
-        assert found.classes == list(labels.values())
+        assert found.classes_ == list(labels.values())
         assert found.problem_type == problem_type or (SINGLE if len(labels) > 1 else REGRESSION)
 
 
@@ -248,7 +248,7 @@ def test_predictions_scores_and_metrics_of_other_labels_belong_together(model_fo
     found, scores = classifier.predict(rows), classifier.predict_scores(rows)
     assert classifier.problem_type == kind
     if kind == MULTI:
-        assert classifier.classes == ["old", "red"]
+        assert classifier.classes_ == ["old", "red"]
         assert found == [[name for name, score in zip(("old", "red"), row) if score > 0.5] for row in scores]
         assert classifier.evaluate(rows, labels)["accuracy"] == np.mean([a == b for a, b in zip(found, labels)])
     else:
@@ -315,7 +315,7 @@ def test_a_fit_removes_spaces_around_labels_and_names_of_classes_and_says_what_i
     rows, labels = ["fox", " fox", "dog", "the"] * 2, ["a ", "\u200bb", " A", "b"] * 2
     for classes in (None, ["b ", "a", "A"]):
         job = Classifier(model_folder).fit(rows, labels, classes=classes, **FAST)
-        assert job.classes == ["b", "a", "A"] if classes else ["A", "a", "b"]
+        assert job.classes_ == ["b", "a", "A"] if classes else ["A", "a", "b"]
         out = capsys.readouterr().out
         assert "'a' (2) and 'A' (2)" in out and "several labels (1): 'fox' {'a': 2, 'b': 2}" in out and "--" not in out
 

@@ -104,13 +104,13 @@ def test_no_rows_have_no_predictions_and_a_text_is_no_list_of_rows(trained):
 
 def test_a_fit_that_fails_leaves_the_model_its_names_and_its_scores(trained):
     job, (*inputs, labels) = trained
-    before, names = job.predict(*inputs), job.classes
+    before, names = job.predict(*inputs), job.classes_
     with pytest.raises(ValueError, match=r"row 1: .*(missing|class|tags|'answers')"):
         job.fit(*inputs, [labels[0], None, *labels[2:]], **FAST)
     diverging = FAST | LAST_EPOCH | {"learning_rate": 1e38}
     with pytest.raises((ValueError, FloatingPointError), match=r"not finite|NaN|score of an answer"):
         job.fit(*inputs, labels, (*inputs, labels), **diverging)
-    assert job.predict(*inputs) == before and job.classes == names
+    assert job.predict(*inputs) == before and job.classes_ == names
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
@@ -157,7 +157,7 @@ REFUSED = [
     (Classifier, lambda job: job.fit(ONE, ["x", "y"], ([], [])), "0 texts; give at least one row"),
     (Classifier, lambda job: job.fit(ONE, ["x", "y"], (ONE,)), "1 columns; give texts and labels"),
     (Classifier, lambda job: job.fit(ONE, [0, 1], training=FineTuningArguments("x"), seed=7), "give seed in the train"),
-    (Classifier, lambda job: job.model, "is not a trained classifier; give the folder of one .*, or rows to train on"),
+    (Classifier, lambda job: job.model_, "is not a trained classifier; give the folder of one .*, or rows to train on"),
     (Classifier, lambda job: job.merge(), "is not a trained classifier"),
     (Classifier, lambda job: job.save("x"), "is not a trained classifier"),
     (Classifier, lambda job: job.fit(TEXTS, LABELS, **FAST).merge(), "has no adapter to merge; call fit with adapter="),
@@ -196,7 +196,7 @@ def test_a_fit_checks_the_rows_of_a_file_only_if_their_labels_are_of_another_kin
     with pytest.raises(ValueError, match="row 1: the label is missing"):
         job.evaluate(*found.test)
     checked.clear()
-    assert Classifier(start, 16).fit(*found.train, problem_type="regression", **FAST).classes == ["label"]
+    assert Classifier(start, 16).fit(*found.train, problem_type="regression", **FAST).classes_ == ["label"]
     assert len(checked) == len(TEXTS)
 
 
@@ -217,7 +217,7 @@ def test_labels_of_an_evaluation_have_the_forms_of_those_of_a_fit(start):
 
 def test_classes_that_are_numbers_become_texts(start):
     classifier = Classifier(start, 16).fit(TEXTS, [1, 0] * 4, classes=[0, 1], **FAST)
-    assert classifier.classes == ["0", "1"] and set(classifier.predict(TEXTS)) <= {"0", "1"}
+    assert classifier.classes_ == ["0", "1"] and set(classifier.predict(TEXTS)) <= {"0", "1"}
 
 
 @pytest.mark.parametrize("job", COLUMNS)

@@ -156,9 +156,9 @@ def test_test_rows_may_lack_labels_and_keep_all_columns(tmp_path):
 
 def test_a_trained_model_gives_the_classes_if_there_are_no_training_rows(tmp_path):
     arguments = LabelledTextArguments(test_file=csv_file(tmp_path, ["b", "a"]))
-    trained = SimpleNamespace(classes=["b", "a"], problem_type=SINGLE)
+    trained = SimpleNamespace(classes_=["b", "a"], problem_type=SINGLE)
     assert read_labelled_texts(arguments, 0, trained).test[1] == ["b", "a"]
-    found = read_labelled_texts(arguments, 0, SimpleNamespace(classes=["b", "c"], problem_type=SINGLE))
+    found = read_labelled_texts(arguments, 0, SimpleNamespace(classes_=["b", "c"], problem_type=SINGLE))
     assert found.test == (["text 0", "text 1"], ["b", None]) and found.test_faults == [("line 3", "unknown class 'a'")]
 
 

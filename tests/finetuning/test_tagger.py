@@ -71,14 +71,14 @@ def trained_pipeline(rows, tokenizer):
     """The pipeline of a model that has learned the training labels without an error."""
     tagger, logits = tagger_of(rows, tokenizer), {}
     for row in tagger._rows(*zip(*rows), is_training=True):
-        scores = torch.zeros(1, len(row["labels"]), len(tagger.classes), requires_grad=True)
+        scores = torch.zeros(1, len(row["labels"]), len(tagger.classes_), requires_grad=True)
         labels = torch.tensor([row["labels"]])
         piece_loss(TokenClassifierOutput(logits=scores), labels, num_items_in_batch=2).backward()
         wanted = scores.detach().softmax(-1) - scores.grad  # the gradient of cross-entropy is p - wanted
         logits[tuple(row["input_ids"])] = wanted.clamp(min=1e-9).log()
     config = NeoBERTConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48,
-        id2label=dict(enumerate(tagger.classes)), label2id={name: i for i, name in enumerate(tagger.classes)},
+        id2label=dict(enumerate(tagger.classes_)), label2id={name: i for i, name in enumerate(tagger.classes_)},
     )  # fmt: skip
     model = NeoBERTForTokenClassification(config)
     model.forward = lambda input_ids, **_: TokenClassifierOutput(logits=logits[tuple(input_ids[0].tolist())])
@@ -129,7 +129,7 @@ def test_windows_evaluate_each_word_once_with_context_on_both_sides_and_train_al
     words = [rng.choices([*SENTENCE.split(), "foxdogcat", "\u200b"], k=length) for length in (1, 7, 60, 150)]
     tags = [[rng.choice(["O", "B-A", "I-A", "B-B"]) for _ in of_row] for of_row in words]
     tagger = tagger_of(list(zip(words, tags)), tokenizer, max_length)
-    names = tagger.classes
+    names = tagger.classes_
     marked = [[] for _ in words]
     for window in tagger._rows(words, tags):
         labels = [first for first, second in window["labels"]]
@@ -157,7 +157,7 @@ def test_with_a_tokenizer_of_a_multilingual_encoder_every_word_has_a_tag_and_the
         setattr(backend, name, part)
     tagger = tagger_of(ROWS, PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", pad_token="<unk>"))
     for (words, tags), row in zip(ROWS, tagger._rows(*zip(*ROWS))):
-        assert [tagger.classes[label] for label, _ in row["labels"] if label != -100] == tags
+        assert [tagger.classes_[label] for label, _ in row["labels"] if label != -100] == tags
         assert row["input_ids"] == backend.encode(" ".join(words)).ids
 
 
@@ -193,7 +193,7 @@ def test_a_fit_without_a_folder_learns_and_a_saved_tagger_predicts_the_same(star
     tags = [["O", "B-ANIMAL", "O", "O"]] * 64
     options = {"use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-2, "max_steps": 30}
     tagger = Tagger(start, 16).fit(words, tags, **options)
-    assert tagger.classes == ["B-ANIMAL", "O", "I-ANIMAL"]
+    assert tagger.classes_ == ["B-ANIMAL", "O", "I-ANIMAL"]
     assert tagger.predict([["the", "dog"], ["fox"] * 30])[0] == ["O", "B-ANIMAL"]
     assert tagger.evaluate(words, [["O", "B-ANIMAL", "O", "O"]] * 64)["f1"] == 1
     tagger.save(tmp_path / "saved")
@@ -222,12 +222,12 @@ def test_predictions_have_the_scheme_of_the_training_tags_and_the_model_the_tags
         assert json.loads((tmp_path / folder / "predictions.jsonl").read_text())["prediction"] == tags
     tagger = Tagger(tmp_path / "tagger")
     assert tagger.predict([words]) == [tags] and tagger.evaluate([words], [tags])["f1"] == 1
-    assert (tagger.model.config.tag_scheme, sorted(tagger.classes)) == ("BILOU", ["B-A", "I-A", "O"])
+    assert (tagger.model_.config.tag_scheme, sorted(tagger.classes_)) == ("BILOU", ["B-A", "I-A", "O"])
     found = groups_of(pipeline("token-classification", str(tmp_path / "tagger")), " ".join(words), "first")
     assert found == [("fox", "A"), ("the quick brown dog", "A")]
     tagger.fit([words] * 4, [["O", "B-A", "O", "B-A", "I-A", "I-A", "I-A"]] * 4, use_cpu=True, max_steps=1)
     assert {tag[0] for tag in tagger.predict([words])[0]} <= {"B", "I", "O"}
-    assert not hasattr(tagger.model.config, "tag_scheme")
+    assert not hasattr(tagger.model_.config, "tag_scheme")
 
 
 def test_f1_of_entities_counts_an_entity_only_with_all_its_words():

@@ -154,7 +154,7 @@ def test_numbers_are_not_taken_for_tags(tmp_path):
 
 
 def test_test_rows_may_have_no_tags_and_keep_all_columns(tmp_path):
-    trained = SimpleNamespace(classes=["O", "P"])
+    trained = SimpleNamespace(classes_=["O", "P"])
     (tmp_path / "test.conll").write_text("Ada\ncodes\n\nHi\n")
     test = json_lines(tmp_path / "test.jsonl", [{"words": ["Bob"], "id": 7}])
     for file, row in ((tmp_path / "test.conll", {"words": ["Ada", "codes"]}), (test, {"words": ["Bob"], "id": 7})):
@@ -173,7 +173,7 @@ def test_a_test_row_without_words_keeps_its_place_and_one_with_wrong_tags_costs_
         {"words": ["", "Eve"], "tags": None},
     ]
     arguments = TaggedWordArguments(test_file=str(json_lines(tmp_path / "test.jsonl", rows)))
-    found = read_tagged_words(arguments, 0, SimpleNamespace(classes=["O", "PERSON"]))
+    found = read_tagged_words(arguments, 0, SimpleNamespace(classes_=["O", "PERSON"]))
     assert found.test == ([row["words"] for row in rows[1:]], [ADA["tags"], None, None])
     assert found.test_rows == rows and found.test_places == [1, 2, 3]
     assert found.test_faults == [("line 3", "1 words and 2 tags; every word needs one tag")]

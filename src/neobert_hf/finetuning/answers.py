@@ -82,7 +82,7 @@ class QuestionAnswerer(Job):
         return self
 
     @property
-    def classes(self) -> list[str]:
+    def classes_(self) -> list[str]:
         """None; an error if the model is not trained."""
         if self._trainer is None:
             self._read_labels()

@@ -72,7 +72,7 @@ class Classifier(Job):
 
     auto_class = AutoModelForSequenceClassification
     noun = "classifier"
-    problem_type: str  # of `fit`, or of the trained model as soon as `classes` are read
+    problem_type: str  # of `fit`, or of the trained model as soon as `classes_` are read
     _mean, _deviation = 0.0, 1.0
 
     def __init__(
@@ -99,7 +99,7 @@ class Classifier(Job):
             return
         super()._read_labels()
         kind = AutoConfig.from_pretrained(self.source).problem_type
-        self.problem_type = kind or (REGRESSION if len(self.classes) == 1 else SINGLE)
+        self.problem_type = kind or (REGRESSION if len(self.classes_) == 1 else SINGLE)
 
     def _load_trained(self) -> PreTrainedModel:
         if not self._is_adapter:
@@ -220,7 +220,7 @@ class Classifier(Job):
 
     def encode(self, labels: Sequence[Any]) -> list:
         """Return labels as the model learns them: numbers of classes, zeros and ones for each class, or numbers."""
-        numbers = {name: number for number, name in enumerate(self.classes)}  # which say how labels are read
+        numbers = {name: number for number, name in enumerate(self.classes_)}  # which say how labels are read
         if self.problem_type == REGRESSION:
             return np.array(labels, np.float32).tolist()  # as the model computes
         for i, label in enumerate(labels):
@@ -285,7 +285,7 @@ class Classifier(Job):
             self._report(self._crossed_logits, self._crossed, CROSS_VALIDATION, self._opened().args.output_dir)
         if self.problem_type != REGRESSION:
             return
-        last = last_layer(self.model)
+        last = last_layer(self.model_)
         with no_grad():
             last.weight *= self._deviation
             last.bias.copy_(last.bias * self._deviation + self._mean)
@@ -295,8 +295,8 @@ class Classifier(Job):
         if self.problem_type == REGRESSION:
             return found.astype(float).tolist()
         if self.problem_type == MULTI:
-            return [[name for name, is_chosen in zip(self.classes, row) if is_chosen] for row in found]
-        return [self.classes[i] for i in found]
+            return [[name for name, is_chosen in zip(self.classes_, row) if is_chosen] for row in found]
+        return [self.classes_[i] for i in found]
 
     def _scores(self, logits: np.ndarray) -> np.ndarray:
         logits = logits.astype(np.float64)
@@ -314,11 +314,11 @@ class Classifier(Job):
         if self.problem_type == REGRESSION:
             return np.full(len(numbers), numbers.mean()), f"the mean {numbers.mean():.4g}"
         if self.problem_type == SINGLE:
-            numbers = np.eye(len(self.classes))[numbers]
-            logits = np.eye(len(self.classes))[numbers.sum(0).argmax()]
+            numbers = np.eye(len(self.classes_))[numbers]
+            logits = np.eye(len(self.classes_))[numbers.sum(0).argmax()]
         else:
             logits = np.where(numbers.mean(0) < 0.5, -1, 1)
-        chosen = [name for name, logit in zip(self.classes, logits) if logit > 0]
+        chosen = [name for name, logit in zip(self.classes_, logits) if logit > 0]
         return np.tile(logits, (len(numbers), 1)), f"always {', '.join(chosen) or 'no class'}"
 
     def _report_classes(self, outputs: np.ndarray, labels: list, picture: Path) -> None:
@@ -326,12 +326,12 @@ class Classifier(Job):
         if self.problem_type == REGRESSION:
             return
         labels, predicted = self.encode(labels), decisions(self.problem_type, outputs)
-        numbers = range(len(self.classes))
-        options = {"labels": numbers, "target_names": self.classes, "zero_division": 0, "digits": 3}
+        numbers = range(len(self.classes_))
+        options = {"labels": numbers, "target_names": self.classes_, "zero_division": 0, "digits": 3}
         say(classification_report(labels, predicted, **options))
         if self.problem_type == SINGLE and len(numbers) <= MOST_CLASSES:
             matrix = confusion_matrix(labels, predicted, labels=numbers)
-            draw_matrix(matrix, self.classes, picture)
+            draw_matrix(matrix, self.classes_, picture)
 
     def prediction_rows(self, outputs: np.ndarray, rows: list[dict], separator: str | None = None) -> list[dict]:
         """Return rows with `prediction`, and `probability_NAME` for each class.
@@ -346,15 +346,15 @@ class Classifier(Job):
             return [{**row, "prediction": number} for row, number in zip(rows, predictions)]
         for row, chosen, scores in zip(rows, predictions, self._scores(outputs)):
             chosen = separator.join(chosen) if separator and self.problem_type == MULTI else chosen
-            columns = {f"probability_{name}": round(float(score), 6) for name, score in zip(self.classes, scores)}
+            columns = {f"probability_{name}": round(float(score), 6) for name, score in zip(self.classes_, scores)}
             found.append({**row, "prediction": chosen, **columns})
         return found
 
     def _save_weights(self, folder: str | Path) -> None:
-        if not hasattr(self.model, "merge_and_unload"):  # of an adapter
+        if not hasattr(self.model_, "merge_and_unload"):  # of an adapter
             super()._save_weights(folder)
         elif self._opened().args.should_save:
-            save_adapter(self.model, folder)
+            save_adapter(self.model_, folder)
             self.tokenizer.save_pretrained(folder)
 
     def merge(self) -> None:
@@ -363,9 +363,9 @@ class Classifier(Job):
         Raises:
             ValueError: The model has no adapter, or is not trained.
         """
-        if not hasattr(self.model, "merge_and_unload"):
+        if not hasattr(self.model_, "merge_and_unload"):
             raise ValueError(f"{self.source} has no adapter to merge; call fit with adapter=..., or open its folder")
-        self._opened().model, self.adapter = self.model.merge_and_unload(), None
+        self._opened().model, self.adapter = self.model_.merge_and_unload(), None
 
 
 def num_repeated(labels: Sequence[str]) -> int:

@@ -81,7 +81,7 @@ class FewShotClassifier(Classifier):
         return open_embedding_model(self.source, model_kwargs={"dtype": torch.float32})
 
     @property
-    def model(self) -> SentenceTransformer:
+    def model_(self) -> SentenceTransformer:
         """The embedding model; after `fit` with the layers of the classes."""
         return self._encoder
 
@@ -176,7 +176,7 @@ class FewShotClassifier(Classifier):
         self._read_labels()
         (texts,) = self._columns(texts, is_labelled=False)
         if not texts:
-            return np.zeros((0, len(self.classes)), np.float32)
+            return np.zeros((0, len(self.classes_)), np.float32)
         self._num_truncated = num_truncated(self._encoder, texts)
         self._say_truncated(len(texts))
         batch_size = (training or self._training or FewShotTrainingArguments).per_device_eval_batch_size
@@ -185,7 +185,7 @@ class FewShotClassifier(Classifier):
         return logits
 
     def _save_weights(self, folder: str | Path) -> None:
-        _ = self.classes  # an error if it is not trained
+        _ = self.classes_  # an error if it is not trained
         if PartialState().is_main_process:  # without a card, which would be of an embedding model
             self._encoder.save_pretrained(str(folder), create_model_card=False)
 

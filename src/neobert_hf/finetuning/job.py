@@ -143,7 +143,7 @@ class Job(ABC):
         self._seen: set[str] = set()  # inputs of the training
 
     @property
-    def classes(self) -> list[str]:
+    def classes_(self) -> list[str]:
         """Names of the classes.
 
         Raises:
@@ -155,7 +155,7 @@ class Job(ABC):
         return self._names
 
     @property
-    def model(self) -> PreTrainedModel:
+    def model_(self) -> PreTrainedModel:
         """The model that `fit` has trained, or that of the folder.
 
         Raises:
@@ -165,7 +165,7 @@ class Job(ABC):
 
     def _opened(self, training: FineTuningArguments | None = None) -> Trainer:
         """The trainer that predicts; the training arguments count if `fit` was not called."""
-        _ = self.classes  # an error if it is not trained
+        _ = self.classes_  # an error if it is not trained
         if self._trainer is None:
             with training_arguments(training, {}) as training:
                 self._trainer = self._trainer_for(self._load_trained(), training)
@@ -354,7 +354,7 @@ class Job(ABC):
         """
         trainer, columns = self._opened(training), self._columns(*inputs, is_labelled=False)
         if not columns[0]:
-            return np.zeros((0, len(self.classes)), np.float32)
+            return np.zeros((0, len(self.classes_)), np.float32)
         rows = self._rows(*columns)
         self._say_truncated(len(rows))
         trainer.compute_metrics = None
@@ -376,7 +376,7 @@ class Job(ABC):
 
     def evaluate(self, *columns) -> dict[str, float]:
         """Return the metrics on rows, the columns of `fit`."""
-        _ = self.classes  # which say how labels are read
+        _ = self.classes_  # which say how labels are read
         *inputs, labels = self._columns(*columns)
         return self.metrics(self.outputs(*inputs), labels)
 
@@ -472,7 +472,7 @@ class Job(ABC):
             FileExistsError: The folder holds another model, or with `overwrite` another file.
             OSError: A file cannot be written.
         """
-        folder, _, origin = Path(folder), self.model, origin_of(self.source)
+        folder, _, origin = Path(folder), self.model_, origin_of(self.source)
         is_own = self._run is not None and (folder / RUN).is_file() and read_json(folder / RUN) == self._run
         remedy = "since overwrite=True replaces only" if overwrite else "or give overwrite=True to replace"
         options: dict[str, Any] = {"way_out": f"choose another folder, {remedy} the files of a model"}

@@ -74,7 +74,7 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: An
     Args:
         arguments: Where the rows are, and what their columns mean.
         seed: Seed of the choice of validation rows, if no others are given.
-        trained: If there are no training rows, what has the `classes` and the `problem_type`, such as a trained `Classifier`.
+        trained: If there are no training rows, what has the `classes_` and the `problem_type`, such as a trained `Classifier`.
 
     Returns:
         Rows as (texts, labels): a pair of texts is a tuple, of which one may be empty, a label is a string, a list of strings, or
@@ -89,7 +89,7 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: An
     kind: str = arguments.problem_type
     names = arguments.label_columns
     if not arguments.has_training:
-        names, kind = trained.classes, trained.problem_type
+        names, kind = trained.classes_, trained.problem_type
     elif kind == "auto" and (names or arguments.label_separator):
         kind = MULTI
 

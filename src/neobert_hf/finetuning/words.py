@@ -59,7 +59,7 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Any = 
     Args:
         arguments: Where the rows are, and what their columns mean.
         seed: Seed of the choice of validation rows, if no others are given.
-        trained: If there are no training rows, what has the tags as `classes`, such as a trained `Tagger`.
+        trained: If there are no training rows, what has the tags as `classes_`, such as a trained `Tagger`.
 
     Returns:
         Rows as (words, tags), lists for each row. The classes are those of the Hub's dataset, or the sorted tags of the training
@@ -70,7 +70,7 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Any = 
             the message names file and line. Or there is one tag only.
         OSError: A file cannot be read.
     """
-    names = [] if arguments.has_training else trained.classes
+    names = [] if arguments.has_training else trained.classes_
     word_columns = (arguments.word_column,) if arguments.word_column else WORD_COLUMNS
     tag_columns = (arguments.tag_column,) if arguments.tag_column else TAG_COLUMNS
 
