@@ -18,7 +18,7 @@ from typing import Literal
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts
 from neobert_hf.hub import write_card
-from neobert_hf.runs import FineTuningArguments, run_script, tune_allocator
+from neobert_hf.runs import FineTuningArguments, run_script, say_saved, tune_allocator
 
 
 @dataclass
@@ -52,6 +52,7 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
         classifier.predict_rows(rows, training, arguments.predictions_file, **options)
     if rows.train and training.should_save:
         write_card(training.output_dir, example=rows.example)
+        say_saved(training.output_dir, "finetune-classifier", "--text_columns", *arguments.text_columns)
 
 
 def main():

@@ -16,7 +16,7 @@ from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.files import check_target
 from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts
 from neobert_hf.hub import write_card
-from neobert_hf.runs import FineTuningArguments, lora_config, run_script, tune_allocator
+from neobert_hf.runs import FineTuningArguments, lora_config, run_script, say_saved, tune_allocator
 
 
 @dataclass
@@ -56,12 +56,13 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
         classifier.predict_rows(rows, training, arguments.predictions_file, **options)
     if rows.train and training.should_save:
         write_card(folder, example=rows.example)
-        print(f"open the adapter by neobert_hf.open_adapter(AutoModelForSequenceClassification, {str(folder)!r})")
+        say_saved(folder, "finetune-classifier", "--text_columns", *arguments.text_columns)
     if rows.train and arguments.merge:
         classifier.merge()
         classifier.save(f"{folder}/merged", rows, overwrite=is_resumed)
         if training.should_save:
             write_card(f"{folder}/merged", example=rows.example)
+            say_saved(f"{folder}/merged", "finetune-classifier", "--text_columns", *arguments.text_columns)
 
 
 def main():

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.finetuning import LabelledDataArguments, QuestionAnswerer, read_questions
 from neobert_hf.hub import write_card
-from neobert_hf.runs import FineTuningArguments, run_script, tune_allocator
+from neobert_hf.runs import FineTuningArguments, run_script, say_saved, tune_allocator
 
 
 @dataclass
@@ -40,6 +40,7 @@ def train(arguments: QuestionArguments, training: FineTuningArguments):
         answerer.predict_rows(rows, training, file)
     if rows.train and training.should_save:
         write_card(training.output_dir, example=rows.example)
+        say_saved(training.output_dir, "finetune-qa", test_file="NEW.jsonl")
 
 
 def main():

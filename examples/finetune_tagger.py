@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.finetuning import TaggedWordArguments, Tagger, read_tagged_words
 from neobert_hf.hub import write_card
-from neobert_hf.runs import FineTuningArguments, run_script, tune_allocator
+from neobert_hf.runs import FineTuningArguments, run_script, say_saved, tune_allocator
 
 
 @dataclass
@@ -39,6 +39,7 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
         tagger.predict_rows(rows, training, arguments.predictions_file)
     if rows.train and training.should_save:
         write_card(training.output_dir, example=rows.example)
+        say_saved(training.output_dir, "finetune-tagger", test_file="NEW.conll")
 
 
 def main():

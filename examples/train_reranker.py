@@ -19,7 +19,7 @@ from neobert_hf.embeddings import (
     train_reranker,
 )
 from neobert_hf.hub import write_card
-from neobert_hf.runs import run_script
+from neobert_hf.runs import run_script, say_saved
 
 
 def train(arguments: RerankerArguments, training: RerankerTrainingArguments):
@@ -36,6 +36,7 @@ def train(arguments: RerankerArguments, training: RerankerTrainingArguments):
     train_reranker(model, pairs, retriever, training, arguments, held_out)
     if training.should_save:
         write_card(training.output_dir)
+        say_saved(training.output_dir)
 
 
 def main():

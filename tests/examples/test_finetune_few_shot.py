@@ -149,7 +149,7 @@ def test_the_script_learns_from_eight_examples_and_predicts_again_without_traini
     )
     start = ("--model_name_or_path", model_folder, "--learning_rate", "3e-3", "--train_file", train)
     printed = run_main(finetune_few_shot, *command(tmp_path, *start, "--test_file", test))
-    assert "16 examples of 2 classes: old, red" in printed and re.search(r"accuracy +1\.000", printed)
+    assert "16 examples of 2 classes: old, red" in printed and re.search(r"this model +1\.0000", printed)
     assert json.loads((tmp_path / "out/test_results.json").read_text())["test_accuracy"] == 1
     assert (tmp_path / "out/confusion_matrix_test.png").is_file()
     found = pandas.read_csv(tmp_path / "out/predictions.csv")

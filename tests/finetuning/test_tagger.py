@@ -258,7 +258,7 @@ def test_a_saved_tagger_predicts_the_tags_of_a_test_file_and_trains_nothing(star
     for file in ("new.conll", "test.txt"):
         test = ("--model_name_or_path", tmp_path / "tagger", "--test_file", tmp_path / file)
         printed = run_main(finetune_tagger, *test, *more, tmp_path / file.partition(".")[0])
-        assert ("test: accuracy" in printed) == (file == "test.txt")
+        assert ("test, 1 row " in printed) == (file == "test.txt")
     rows = [json.loads(line) for line in (tmp_path / "new/predictions.jsonl").read_text().splitlines()]
     assert [len(row["prediction"]) for row in rows] == [len(row["probability"]) for row in rows] == [2, 101]
     assert {tag for row in rows for tag in row["prediction"]} <= {"O", "B-ANIMAL", "I-ANIMAL"}

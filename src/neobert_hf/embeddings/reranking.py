@@ -22,6 +22,7 @@ from ..files.messages import say
 from ..files.modules import check_modules_of
 from ..files.trust import keep_known_settings
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, ResumeArguments, default_learning_rate
+from ..runs.loading import load_with_new_head
 from .models import warn_of_truncated
 from .pairs import Sets, as_sets, texts_of
 from .training import PairArguments, train_and_record
@@ -65,7 +66,7 @@ def open_reranker(name: str, max_seq_length: int | None = None) -> CrossEncoder:
     """
     check_modules_of(name)
     options = {"dtype": torch.float32, "ignore_mismatched_sizes": True}  # of a head with several labels
-    model = CrossEncoder(name, num_labels=1, model_kwargs=options)
+    model = load_with_new_head(lambda: CrossEncoder(name, num_labels=1, model_kwargs=options))
     model[0].processor = keep_known_settings(model.tokenizer, name)
     model.max_seq_length = max_seq_length or min(model.max_seq_length, 512)
     return model

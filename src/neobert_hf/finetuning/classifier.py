@@ -40,9 +40,11 @@ from ..files.writing import writing
 from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
 from ..runs.adapters import labels_of_adapter
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
+from .baseline import tfidf_outputs
 from .head import WEAK, choose_strength, cross_validated, fit_linear, inputs_of_last_layer, last_layer
 from .job import CROSS_VALIDATION, Job, all_or_nothing
 from .rows import as_list, check_known, given_names
+from .summary import say_worst
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, one_or_pair, text_classes
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class Classifier(Job):
     noun = "classifier"
     problem_type: str  # of `fit`, or of the trained model as soon as `classes_` are read
     _mean, _deviation = 0.0, 1.0
+    _learned: tuple[list, list] | None = None  # texts and labels of `fit`, for TF-IDF
 
     def __init__(
         self,
@@ -215,6 +218,7 @@ class Classifier(Job):
             self._crossed, self._num_repeated, validation = labels, len(texts) - len({*map(str, texts)}), None
             fact = f"{len(texts)} rows are few: all of them are trained on, and the metrics are those of a"
             say(f"{fact} {CROSS_VALIDATION} alone, before the other layers are trained")
+        self._learned = texts, labels
         self._fit((texts, labels), validation, training, options)
         return self
 
@@ -321,14 +325,25 @@ class Classifier(Job):
         chosen = [name for name, logit in zip(self.classes_, logits) if logit > 0]
         return np.tile(logits, (len(numbers), 1)), f"always {', '.join(chosen) or 'no class'}"
 
-    def _report_classes(self, outputs: np.ndarray, labels: list, picture: Path) -> None:
-        """Print precision, recall and F1 of each class, and draw the confusion matrix."""
+    def _tfidf(self, inputs: Sequence | None) -> np.ndarray | str | None:
+        """Outputs of TF-IDF with logistic regression, or with ridge regression for numbers."""
+        if self._learned is None:
+            return None
+        texts, labels = self._learned
+        options = (self.problem_type, len(self.classes_), inputs)
+        return tfidf_outputs(texts, np.array(self.encode(labels)), *options)
+
+    def _report_classes(self, outputs: np.ndarray, labels: list, report: Path, picture: Path) -> None:
+        """Write precision, recall and F1 of each class, print the lowest ones, and draw the confusion matrix."""
         if self.problem_type == REGRESSION:
             return
         labels, predicted = self.encode(labels), decisions(self.problem_type, outputs)
         numbers = range(len(self.classes_))
         options = {"labels": numbers, "target_names": self.classes_, "zero_division": 0, "digits": 3}
-        say(classification_report(labels, predicted, **options))
+        with writing(report) as stream:
+            stream.write(classification_report(labels, predicted, **options).encode())
+        of_classes = f1_score(labels, predicted, labels=numbers, average=None, zero_division=0)
+        say_worst(dict(zip(self.classes_, of_classes)))
         if self.problem_type == SINGLE and len(numbers) <= MOST_CLASSES:
             matrix = confusion_matrix(labels, predicted, labels=numbers)
             draw_matrix(matrix, self.classes_, picture)

@@ -123,13 +123,17 @@ def cross_validated(vectors: np.ndarray, labels: np.ndarray, num_outputs: int, s
         strength: C of the logistic regressions.
     """
     logits = np.zeros((len(vectors), num_outputs), np.float32)
-    folds = StratifiedKFold(min(5, np.bincount(labels).max()), shuffle=True, random_state=0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class")
-        for others, fold in folds.split(vectors, labels):
+        for others, fold in folds_of(labels).split(vectors, labels):
             weight, bias = fit_linear(vectors[others], labels[others], num_outputs, SINGLE, strength)
             logits[fold] = vectors[fold] @ weight.numpy().T + bias.numpy()
     return logits
+
+
+def folds_of(labels: np.ndarray) -> StratifiedKFold:
+    """Return the folds of `cross_validated`."""
+    return StratifiedKFold(min(5, np.bincount(labels).max()), shuffle=True, random_state=0)
 
 
 def _regression(strength: float = DEFAULT_STRENGTH) -> LogisticRegression:

@@ -20,7 +20,6 @@ from transformers import (
     IntervalStrategy,
     PretrainedConfig,
     PreTrainedModel,
-    PrinterCallback,
     Trainer,
     set_seed,
 )
@@ -45,12 +44,17 @@ from ..runs import (
 )
 from ..runs.arguments import EPOCHS, is_best_if_large
 from ..runs.folders import RESULTS, RUN, TRAINING_FILES
+from ..runs.loading import load_with_new_head
 from ..runs.manifests import what_is_left
+from ..runs.progress import without_bars
 from ..runs.record import origin_of
 from .predictions import PREDICTION, write_predictions
 from .rows import Checked, LabelledRows
+from .summary import say_scores
 
 CROSS_VALIDATION = "cross-validation of the last layer"  # a split: the training rows, in turn
+OF_CLASSES = ("classification_report_{}.txt", "confusion_matrix_{}.png")  # files, by split
+MANY_ROWS = 10_000
 # Without validation rows there is no best epoch.
 LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
 
@@ -185,14 +189,16 @@ class Job(ABC):
         return any(name.endswith(ending) for name in config.architectures or ())
 
     def _load_trained(self) -> PreTrainedModel:
-        return self.auto_class.from_pretrained(self.source, dtype="float32")
+        with without_bars():
+            return self.auto_class.from_pretrained(self.source, dtype="float32")
 
     def _load_new(self, **options) -> PreTrainedModel:
         """The model in float32; its head is new unless it has as many outputs as there are classes."""
         if self._names is not None:
             names = dict(enumerate(self._names))
             options |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
-        model = self.auto_class.from_pretrained(self.source, dtype="float32", ignore_mismatched_sizes=True, **options)
+        options |= {"dtype": "float32", "ignore_mismatched_sizes": True}
+        model = load_with_new_head(lambda: self.auto_class.from_pretrained(self.source, **options))
         check_max_length(model, self.max_seq_length)
         return model
 
@@ -234,6 +240,11 @@ class Job(ABC):
     def _rows(self, *columns: Any, **options: Any) -> Dataset:
         """Tokens of rows, with labels if the columns hold them; `is_training` says that they are those of a training."""
 
+    def _tokenized(self, *columns: Any, **options: Any) -> Dataset:
+        """What `_rows` returns, with a bar if this takes more than a second."""
+        with nullcontext() if len(columns[0]) > MANY_ROWS else without_bars():
+            return self._rows(*columns, **options)
+
     def _outputs(self, rows: Dataset, logits: Any, inputs: Sequence) -> Any:
         """Outputs for each row: here its logits."""
         return logits
@@ -258,9 +269,9 @@ class Job(ABC):
         return self._quieted(CheckedCheckpoints(model, training, processing_class=self.tokenizer, **options))
 
     def _quieted(self, trainer: Trainer) -> Trainer:
-        """The trainer, without the lines and the bar of transformers if the job is not verbose."""
-        for callback in () if self.verbose else (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
-            trainer.remove_callback(callback)
+        """The trainer, without a bar if the job is not verbose."""
+        if not self.verbose:
+            trainer.remove_callback(DEFAULT_PROGRESS_CALLBACK)
         return trainer
 
     def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: Sequence) -> dict[str, float]:
@@ -278,10 +289,10 @@ class Job(ABC):
         """Train or resume, and report on the validation rows; the arguments are as of `fit`, the columns those of `_columns`."""
         validation = validation and self._columns(*validation)
         self.tokenizer.model_max_length = self.max_seq_length
-        rows = {"train_dataset": self._rows(*columns, is_training=True)}
+        rows = {"train_dataset": self._tokenized(*columns, is_training=True)}
         self._say_truncated(len(columns[0]), "training")
         if validation:
-            rows["eval_dataset"] = held_out = self._rows(*validation)
+            rows["eval_dataset"] = held_out = self._tokenized(*validation)
             rows["compute_metrics"] = lambda found: self._metrics_of_epoch(found, held_out, validation)
         run = {"job": self.noun, "model": self.source, "classes": self._names, "max_seq_length": self.max_seq_length}
         run |= self._identity() | {"rows": content_hash(columns), "validation": content_hash(validation)}
@@ -302,6 +313,8 @@ class Job(ABC):
             with lock_run(training.output_dir):
                 self._trainer = train_or_resume(make_trainer, training, run)
             self._run = json.loads(json.dumps(run))  # as in the folder
+            of_classes = f" of {len(self.classes_)} classes" if len(self.classes_) > 1 else ""
+            messages.say(f"trained on {len(columns[0]):,} rows{of_classes}")
             self._after_training()
             self._end_fit(columns[:-1], validation, training)
 
@@ -323,7 +336,8 @@ class Job(ABC):
         self._facts = {"num_rows": len(inputs[0]), "is_pair": isinstance(inputs[0][0], tuple)}
         if validation:
             self._count_seen(validation[:-1], "validation")
-            self._report(self.outputs(*validation[:-1]), validation[-1], "validation", training.output_dir)
+            outputs = self.outputs(*validation[:-1])
+            self._report(outputs, validation[-1], "validation", training.output_dir, validation[0])
 
     def _count_seen(self, inputs: Sequence[list], split: str) -> None:
         """Say how many rows are rows of the training too."""
@@ -355,7 +369,7 @@ class Job(ABC):
         trainer, columns = self._opened(training), self._columns(*inputs, is_labelled=False)
         if not columns[0]:
             return np.zeros((0, len(self.classes_)), np.float32)
-        rows = self._rows(*columns)
+        rows = self._tokenized(*columns)
         self._say_truncated(len(rows))
         trainer.compute_metrics = None
         hidden = [name for name in rows.column_names if name.startswith("label")]
@@ -380,26 +394,34 @@ class Job(ABC):
         *inputs, labels = self._columns(*columns)
         return self.metrics(self.outputs(*inputs), labels)
 
-    def _report(self, outputs: Any, labels: list | None, split: str, folder: str | Path) -> None:
-        """Print the metrics of a split beside those of the trivial answer, and write them to a file of the folder."""
+    def _report(
+        self, outputs: Any, labels: list | None, split: str, folder: str | Path, inputs: Sequence | None = None
+    ) -> None:
+        """Print the metrics of a split beside those of simpler answers, and write them to a file of the folder."""
         if labels is None:
             messages.say(f"the {split} rows have no labels, so there are no metrics")
             return
         found, (trivial, answer) = self.metrics(outputs, labels), self._trivial(labels)
         base = self.metrics(trivial, labels)
-        self._scores_of[split] = {"metrics": found, "trivial": base}
+        self._scores_of[split] = scores = {"metrics": found, "trivial": base}
         if self._trainer is None or self._trainer.is_world_process_zero():
-            scores = ", ".join(f"{name} {value:.4f} ({base[name]:.4f})" for name, value in found.items())
-            messages.say(f"{split}: {scores}; in brackets that of the trivial answer, {answer}")
+            shown, words = {"this model": found}, self._tfidf(inputs)
+            if words is not None and not isinstance(words, str):
+                kind = "ridge" if self.problem_type == "regression" else "logistic"
+                shown[f"TF-IDF with {kind} regression"] = scores["tfidf"] = self.metrics(words, labels)
+            say_scores(f"{split}, {len(labels):,} row{'s' * (len(labels) > 1)}", shown | {f"trivial: {answer}": base})
+            if isinstance(words, str):
+                messages.say(words)
             folder, prefix = Path(folder), {"validation": "eval", CROSS_VALIDATION: "eval"}.get(split, split)
             folder.mkdir(parents=True, exist_ok=True)
-            results, picture = folder / f"{prefix}_results.json", folder / f"confusion_matrix_{split.split()[0]}.png"
-            values = {f"{prefix}_{name}": value for name, value in found.items()}
-            values |= {f"{prefix}_trivial_{name}": value for name, value in base.items()}
+            results = folder / f"{prefix}_results.json"
+            files = [folder / name.format(split.split()[0]) for name in OF_CLASSES]
+            prefixes = {"metrics": prefix, "trivial": f"{prefix}_trivial", "tfidf": f"{prefix}_tfidf"}
+            values = {f"{prefixes[kind]}_{name}": value for kind in scores for name, value in scores[kind].items()}
             # those of the validation belong to the run, which has its folder
-            with replacing(results, picture, writer=PREDICTION) if split == "test" else nullcontext():
+            with replacing(results, *files, writer=PREDICTION) if split == "test" else nullcontext():
                 write_json(results, values, writer=PREDICTION if split == "test" else None)
-                self._report_classes(outputs, labels, picture)
+                self._report_classes(outputs, labels, *files)
         if worse := names_of_worse(found, base):
             decided = self._decide(outputs)
             are_equal = len(decided) > 1 and decided.count(decided[0]) == len(decided)
@@ -417,8 +439,12 @@ class Job(ABC):
         self._remarks.append(fact)
         messages.warn(f"{fact}; {remedy}")
 
-    def _report_classes(self, outputs: Any, labels: list, picture: Path) -> None:  # noqa: B027  (may be nothing)
-        """Print what a job says of each class, and perhaps draw it."""
+    def _tfidf(self, inputs: Sequence | None) -> Any:
+        """Outputs of TF-IDF for held-out inputs, a sentence that says why there are none, or None for another job."""
+        return None
+
+    def _report_classes(self, outputs: Any, labels: list, report: Path, picture: Path) -> None:  # noqa: B027  (may be nothing)
+        """Write what a job says of each class, print a part of it, and perhaps draw it."""
 
     @told
     def predict_rows(
@@ -440,7 +466,7 @@ class Job(ABC):
         """
         assert data.test  # the caller asks first whether there are test rows
         folder, (*inputs, labels) = Path(training.output_dir), data.test
-        files = [folder / name for name in ("test_results.json", "confusion_matrix_test.png")]
+        files = [folder / name.format("test") for name in ("{}_results.json", *OF_CLASSES)]
         files += [Path(file)] if file else [folder / f"predictions.{ending}" for ending in ("csv", "jsonl")]
         for each in files:
             check_target(each, PREDICTION, way_out="give another folder or predictions_file")
@@ -451,7 +477,8 @@ class Job(ABC):
             messages.say(line)
         if counted or not data.test_faults:
             of_counted = outputs[counted] if isinstance(outputs, np.ndarray) else [outputs[i] for i in counted]
-            self._report(of_counted, [labels[i] for i in counted] or None, "test", folder)
+            of_labels, of_inputs = ([column[i] for i in counted] for column in (labels or (), inputs[0]))
+            self._report(of_counted, of_labels or None, "test", folder, of_inputs)
             self._write_record()
         if training.should_save:
             answered = [data.test_rows[i] for i in data.test_places]

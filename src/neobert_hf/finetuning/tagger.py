@@ -24,11 +24,12 @@ from transformers import (
     Trainer,
 )
 
-from ..files.messages import say
+from ..files.writing import writing
 from ..runs import MINI_MODEL_PATH, FineTuningArguments
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
 from .job import Job, all_or_nothing
 from .rows import check_known, given_names
+from .summary import say_worst
 from .words import checked_tags, checked_words, from_iob2, iob2_names, is_iob, tag_names, tag_scheme, to_iob2
 
 FEW_SENTENCES = 3000
@@ -167,9 +168,13 @@ class Tagger(Job):
         logits = np.array([name == tag for name in self.classes_], np.float32)
         return [np.tile(logits, (len(row), 1)) for row in labels], f"always {tag}"
 
-    def _report_classes(self, outputs: list[np.ndarray], labels: list[list[str]], picture: Path) -> None:
-        """Print precision, recall and F1 of each kind."""
-        say(tag_report(to_iob2(labels, self.classes_), self._tags(outputs)))
+    def _report_classes(self, outputs: list[np.ndarray], labels: list[list[str]], report: Path, picture: Path) -> None:
+        """Write precision, recall and F1 of each kind, and print the lowest ones."""
+        tags = to_iob2(labels, self.classes_), self._tags(outputs)
+        with writing(report) as stream:
+            stream.write(tag_report(*tags).encode())
+        of_kinds = tag_report(*tags, output_dict=True).items()
+        say_worst({name: scores["f1-score"] for name, scores in of_kinds if name != "accuracy" and " avg" not in name})
 
     def prediction_rows(self, outputs: list[np.ndarray], rows: list[dict]) -> list[dict[str, Any]]:
         """Return rows with `prediction`, a tag for each word, and `probability`, that of each tag."""
@@ -245,14 +250,15 @@ def tag_metrics(sought: list[list[str]], found: list[list[str]]) -> dict[str, fl
     return {name: float(value) for name, value in scores.items()}
 
 
-def tag_report(sought: list[list[str]], found: list[list[str]]) -> str:
-    """Return a table of precision, recall and F1 of each kind of entity or tag; the arguments are as in `tag_metrics`."""
+def tag_report(sought: list[list[str]], found: list[list[str]], output_dict: bool = False) -> Any:
+    """Return precision, recall and F1 of each kind of entity or tag, as a table or a dict; arguments as in `tag_metrics`."""
+    options = {"zero_division": 0, "output_dict": output_dict, "digits": 3}
     tags = [tag for row in sought for tag in row], [tag for row in found for tag in row]
     if not is_iob(set().union(*tags)):
-        return classification_report(*tags, zero_division=0, digits=3)
+        return classification_report(*tags, **options)
     if set().union(*tags) == {"O"}:
-        return "no entities, neither in the rows nor in the predictions"
-    return entities.classification_report(sought, found, zero_division=0, digits=3)
+        return {} if output_dict else "no entities, neither in the rows nor in the predictions"
+    return entities.classification_report(sought, found, **options)
 
 
 def cut(rows: dict[str, list], numbers: list[int], tokenizer, max_length: int, labels_of, is_training: bool) -> dict:

@@ -142,8 +142,7 @@ def write_card(
     with writing(folder / CARD, writer=CARD_WRITER, way_out=CARD_IS_EDITED) as handle:
         handle.write(str(card).encode())
     if example:
-        line = f"{folder / CARD} shows a row of your data, {' | '.join(example)!r}; replace it if it must stay private"
-        say(line)
+        say(f"{folder / CARD} shows a row of your data, {' | '.join(example)!r}; replace it if it must stay private")
 
 
 def plain(value: Any) -> Any:
@@ -230,8 +229,8 @@ def _count_parameters(folder: Path) -> tuple[int, str]:
     return sum(math.prod(tensor.shape) for tensor in tensors), str(FLOATS.get(dtype, dtype)).removeprefix("torch.")
 
 
-def _results(task: str, score: Mapping[str, Any]) -> list[tuple[EvalResult, float | None]]:
-    """The metrics of an evaluation that a card shows, and those of the trivial answer, if the record has them."""
+def _results(task: str, score: Mapping[str, Any]) -> list[tuple[EvalResult, dict[str, float]]]:
+    """The metrics of an evaluation that a card shows, each with those of simpler answers that the record has."""
     found = []
     for key, value in score["metrics"].items():
         end = re.split(r"^(?:eval|test)_|_(?=[^_]*@|map$)", key)[-1]
@@ -240,5 +239,6 @@ def _results(task: str, score: Mapping[str, Any]) -> list[tuple[EvalResult, floa
                 dataset = {"dataset_type": score.get("dataset_id") or "unknown", "dataset_name": score["dataset"]}
                 more = {"dataset_config": score.get("config"), "dataset_split": score.get("split")}
                 metric = {"metric_type": hub_name, "metric_value": round(value, 4), "metric_name": title}
-                found.append((EvalResult(task, **metric, **dataset, **more), score.get("trivial", {}).get(key)))
+                beside = {name: score[name][key] for name in ("trivial", "tfidf") if key in score.get(name, ())}
+                found.append((EvalResult(task, **metric, **dataset, **more), beside))
     return found

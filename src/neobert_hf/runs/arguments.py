@@ -50,6 +50,8 @@ class PrecisionArguments(Mixin):
             raise ValueError(
                 "use_liger_kernel=True, but liger-kernel has no kernels for NeoBERT; omit it. torch_compile=True fuses operations"
             )
+        if self.disable_tqdm is None:  # a bar in a file is one line for each step
+            self.disable_tqdm = not sys.stderr.isatty() and "ipykernel" not in sys.modules
         if self.resume_from_checkpoint is True:  # as in Trainer.train
             self.resume_from_checkpoint = "last"
         has_shares = int(transformers.__version__.split(".")[0]) >= 5  # older versions have them in warmup_ratio
@@ -62,6 +64,9 @@ class PrecisionArguments(Mixin):
             self.use_cpu |= not torch.accelerator.is_available()  # transformers refuses bf16 on a CPU without it
         super().__post_init__()
         self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns without one
+        if self.disable_tqdm:
+            logging.disable_progress_bar()
+            datasets.disable_progress_bars()
 
 
 @dataclass
@@ -108,8 +113,6 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
     )
 
     def __post_init__(self):
-        if self.disable_tqdm is None:  # a bar in a file is one line for each step
-            self.disable_tqdm = not sys.stderr.isatty() and "ipykernel" not in sys.modules
         is_grouped = getattr(self, "group_by_length", False)  # an older name
         if is_grouped or getattr(self, "train_sampling_strategy", "") == "group_by_length" or self.dataloader_drop_last:
             raise ValueError(  # Trainer evaluates and predicts with the same two options
@@ -120,9 +123,6 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
         if self.greater_is_better is None:  # Trainer knows the loss alone
             self.greater_is_better = is_best_if_large(self.metric_for_best_model)
         super().__post_init__()
-        if self.disable_tqdm:
-            logging.disable_progress_bar()
-            datasets.disable_progress_bars()
 
     def choose_learning_rate(self, config: PretrainedConfig, rate: float | None = None) -> None:
         """Take a rate, `default_learning_rate` by default, and print it, unless the user gave one."""

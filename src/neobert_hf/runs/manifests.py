@@ -5,11 +5,12 @@ import os
 import shutil
 from pathlib import Path
 
-from transformers import Trainer
+from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from ..files.writing import saving, write_json
+from .progress import Progress, without_bars
 
 logger = logging.get_logger(__name__)
 
@@ -36,12 +37,23 @@ def what_is_left(folder: str | Path) -> str:
 
 
 class CheckedCheckpoints(Trainer):
-    """Trainer whose checkpoints end with a manifest: the size of every file, and whether a resume is exact.
+    """Trainer whose checkpoints end with a manifest: the size of every file, and whether a resume is exact; it shows `Progress`.
 
     Use it as a mixin before another Trainer class. An older checkpoint is removed (`save_total_limit`) only when the new one is
     complete. The last log has no `train_loss`: Trainer's value is the mean since the last resume, not that of the run. With
     `save_only_model`, no checkpoint can be resumed exactly.
     """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        for other in (PrinterCallback, ProgressCallback):  # the one of notebooks stays
+            if self.pop_callback(other):
+                self.add_callback(Progress)
+
+    def save_model(self, *args, **kwargs):
+        """Save as Trainer does, without a bar."""
+        with without_bars():
+            super().save_model(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
         """Log as Trainer does, without `train_loss`."""
