@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -37,7 +38,8 @@ from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.model.layout_neobert import Boundaries
 from neobert_hf.model.plan_neobert import make_plan
 
-GOLDEN = Path(__file__).with_name("tests") / "golden"
+ROOT = Path(__file__).parent
+GOLDEN = ROOT / "tests/golden"
 
 SENTENCE = "the quick brown fox jumps over lazy dog and then it sleeps in a warm red house by old sea"
 
@@ -314,3 +316,19 @@ def reference(request):
         masked_lm, classifier = (request.getfixturevalue(name) for name in ("checkpoint", "classifier_checkpoint"))
         return masked_lm, classifier, request.getfixturevalue("expected")
     return GOLDEN / "masked_lm", GOLDEN / "classifier", load_file(GOLDEN / "expected.safetensors")
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """The folder into which pip has installed the wheel; it is built of a copy, in which no file of an older build is left."""
+    folder, pip = tmp_path_factory.mktemp("wheel"), [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    for name in ("src", "examples"):
+        ignored = shutil.ignore_patterns("*.egg-info", "__pycache__")
+        shutil.copytree(ROOT / name, folder / "source" / name, symlinks=True, ignore=ignored)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "source")
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "./source"], cwd=folder, check=True)
+    (wheel,) = folder.glob("*.whl")
+    assert wheel.stat().st_size < 19e6
+    subprocess.run([*pip, "install", "--no-deps", "--target", folder / "installed", wheel], check=True)
+    return folder / "installed"

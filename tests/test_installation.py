@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -79,22 +78,6 @@ def test_an_extra_installs_all_that_its_command_and_its_examples_import(tmp_path
     run = [sys.executable, "-I", "-S", "-c", script, *argv]
     done = subprocess.run(run, capture_output=True, text=True, env=environment)
     assert done.returncode == 0 and words in done.stdout, done.stderr
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """The folder into which pip has installed the wheel; it is built of a copy, in which no file of an older build is left."""
-    folder, pip = tmp_path_factory.mktemp("wheel"), [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    for name in ("src", "examples"):
-        ignored = shutil.ignore_patterns("*.egg-info", "__pycache__")
-        shutil.copytree(ROOT / name, folder / "source" / name, symlinks=True, ignore=ignored)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder / "source")
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "./source"], cwd=folder, check=True)
-    (wheel,) = folder.glob("*.whl")
-    assert wheel.stat().st_size < 19e6
-    subprocess.run([*pip, "install", "--no-deps", "--target", folder / "installed", wheel], check=True)
-    return folder / "installed"
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -49,21 +48,6 @@ def test_the_snippets_run(snippet, tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = snippet.replace("chandar-lab/NeoBERT", str(folder))
     exec(compile(script, "snippet", "exec"), {"__name__": "__main__"})
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """A folder with the wheel of this checkout, as pip installs it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    for name in ("src", "examples"):
-        shutil.copytree(
-            ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__")
-        )
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder / "source")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target"]
-    subprocess.run([*pip, folder / "installed", folder / "source"], check=True)
-    return folder / "installed"
 
 
 @pytest.mark.slow
