@@ -33,6 +33,7 @@ class Parser(argparse.ArgumentParser):
 
     shown_help = "`{} --help`"
     words: Sequence[str] = ()  # of the command line
+    commands: "dict[str, tuple[Parser, Run]]"  # of `neobert`
 
     def parse_known_args(self, args=None, namespace=None):
         """As argparse's; an empty argument is an error."""
@@ -421,12 +422,13 @@ def make_parser() -> Parser:
     parser = Parser(prog="neobert", description=title, epilog=completion, formatter_class=_ListFormatter)
     parser.add_argument("--version", action="version", version=f"neobert_hf {metadata.version('neobert_hf')}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    parser.commands = {}
     for command in COMMANDS:
         title, _, text = (inspect.getdoc(command) or "").partition("\n\n")
         description = f"{title}\n\n{text}"
         name = command.__name__.replace("_", "-")
         subparser = commands.add_parser(name, help=title, description=description, formatter_class=_HelpFormatter)
-        subparser.set_defaults(run=command(subparser), subparser=subparser)
+        parser.commands[name] = subparser, command(subparser)
     arguments = json.loads(Path(__file__).with_name("neobert_hf").joinpath("options.json").read_text("utf-8"))
     for name, title in SCRIPTS.items():  # for the list of commands and for completion
         script = commands.add_parser(name, help=title, add_help=False)
@@ -445,7 +447,7 @@ def main() -> None:
         argcomplete.autocomplete(parser)
     command, run = _chosen(parser)
     if command is None:
-        return parser.print_help()
+        return run()
     try:
         from neobert_hf.runs.errors import run_command
     except KeyboardInterrupt:  # the import takes seconds
@@ -458,17 +460,19 @@ def main() -> None:
 
 def _chosen(parser: Parser) -> tuple[str | None, Run]:
     """The command that the command line names, None if it names none, and the function to call."""
-    command = next(iter(sys.argv[1:]), "")
+    command, *words = sys.argv[1:] or [""]
     if command in SCRIPTS:
         sys.argv[:2] = [f"neobert {command}"]  # the name of the program in its help and errors
         return command, lambda: import_module(f"neobert_hf.examples.{command.replace('-', '_')}").main()
-    known = [*(function.__name__.replace("_", "-") for function in COMMANDS), *SCRIPTS]
-    if command[:1] not in ("", "-") and command not in known:
-        parser.refuse("command", command, known)
-    options, unknown = parser.parse_known_args()
-    command, run, subparser = (vars(options).pop(name, None) for name in ("command", "run", "subparser"))
+    if command not in parser.commands:
+        if command[:1] not in ("", "-"):
+            parser.refuse("command", command, [*parser.commands, *SCRIPTS])
+        parser.parse_args()
+        return None, parser.print_help
+    subparser, run = parser.commands[command]
+    options, unknown = subparser.parse_known_intermixed_args(words)  # a question may stand behind an option
     if unknown:
-        (subparser or parser).error(f"unknown argument {' '.join(unknown)}")
+        subparser.error(f"unknown argument {' '.join(unknown)}")
     return command, lambda: run(**vars(options))
 
 
