@@ -59,7 +59,6 @@ class TextsRequest(BaseModel, extra="forbid"):
 
     truncate: bool | None = Field(False, description="Cut a text that is longer than the model reads.")
     truncation_direction: Literal["right", "Right"] = "right"
-    raw_scores: bool = Field(False, description="Give logits.")
 
 
 class EmbeddingsRequest(TextsRequest):
@@ -75,6 +74,7 @@ class PredictRequest(TextsRequest):
     """As TEI's: a text, a pair of texts, or a batch of both."""
 
     inputs: Text | Input | Annotated[list[Input], Field(min_length=1)]
+    raw_scores: bool = Field(False, description="Give logits.")
 
 
 class RerankRequest(TextsRequest):
@@ -82,6 +82,7 @@ class RerankRequest(TextsRequest):
 
     query: Text
     texts: Texts
+    raw_scores: bool = Field(False, description="Give logits.")
     return_text: bool = False
 
 
@@ -129,8 +130,9 @@ class Server:
             if length > self.max_length and not request.truncate:
                 fact = f"the text {number} has {length} tokens, and the model reads {self.max_length}"
                 raise HTTPException(400, f"{fact}; split it, or send truncate=true")
+        is_raw = getattr(request, "raw_scores", False)
         with self.lock or nullcontext():
-            return self.run(inputs, request.raw_scores), sum(min(length, self.max_length) for length in lengths)
+            return self.run(inputs, is_raw), sum(min(length, self.max_length) for length in lengths)
 
     def embeddings(self, request: EmbeddingsRequest) -> dict:
         """Vectors of length 1."""

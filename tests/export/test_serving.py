@@ -89,6 +89,7 @@ def test_32_clients_at_once_get_their_own_vectors(url, model):
         (b'{"input": null, "model": "mini"}', "input: give a text or a list of texts; token ids are not"),
         (b'{"input": "a"}', "model: Field required"),
         (b'{"input": "a", "model": "mini", "dimensions": 64}', "dimensions: Extra inputs are not permitted"),
+        (b'{"input": "a", "model": "mini", "raw_scores": true}', "raw_scores: Extra inputs are not permitted"),
         (b'{"input": "a", "model": "mini", "encoding_format": "int8"}', "encoding_format: Input should be 'float' or"),
         (b'{"input": "\\ud800", "model": "mini"}', "input.0: Input should be a valid string, unable to parse"),
         (b'{"input": "a', "body is no JSON: Unterminated string starting at"),
