@@ -1,6 +1,6 @@
 """Servers of embeddings under load: clients that each send one sentence after another, all at the same time.
 
-The script starts examples/serve_embeddings.py on an exported folder. Start other servers by the commands of docs/exporting.md,
+The script starts `neobert serve` on an exported folder. Start other servers by the commands of docs/exporting.md,
 and name their addresses. fastembed is a library, not a server: it runs in this process.
 
     python benchmarks/serving.py --folder exported --servers infinity=http://127.0.0.1:7997 --fastembed
@@ -23,7 +23,7 @@ from harness import docstrings, finish, median_and_spread, read_arguments
 
 from neobert_hf.export import OnnxModel
 
-EXAMPLE = Path(__file__).parents[1] / "examples/serve_embeddings.py"
+EXAMPLE = Path(__file__).parents[1] / "examples/serve.py"
 
 
 def sentences(number: int) -> list[str]:
@@ -75,7 +75,7 @@ def fastembed_model(folder: str, file: str) -> Callable[[str], list]:
 
 @contextmanager
 def our_server(folder: str, dtype: str) -> Iterator[str]:
-    """The address of examples/serve_embeddings.py, which runs meanwhile."""
+    """The address of `neobert serve`, which runs meanwhile."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -102,7 +102,7 @@ def main() -> None:
     texts = sentences(arguments.num_requests)
     with ExitStack() as running:
         asks = {
-            f"serve_embeddings.py, {dtype}": server(running.enter_context(our_server(arguments.folder, dtype)))
+            f"neobert serve, {dtype}": server(running.enter_context(our_server(arguments.folder, dtype)))
             for dtype in ("int8", "fp32")
         }
         named = dict(address.split("=", 1) for address in arguments.servers if address)

@@ -1,67 +1,42 @@
-"""The server of examples/serve_embeddings.py: a real process without torch, real HTTP, the client of OpenAI."""
+"""The server of examples/serve.py: answers of saved and exported folders; a real process without torch, the client of OpenAI."""
 
 import os
-import signal
-import socket
+import re
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
-import serve_embeddings
-from conftest import run_main
+import serve
+import torch
+from conftest import SENTENCE, run_main
 from fastapi.testclient import TestClient
+from oracle import CONFIG
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 import neobert_hf
-from neobert_hf.export import OnnxModel
+from neobert_hf.export import OnnxModel, export_model
+from neobert_hf.finetuning import QuestionAnswerer
 
-EXAMPLE = Path(__file__).parents[2] / "examples/serve_embeddings.py"
-WITHOUT_TORCH = """
-import runpy, sys
-sys.modules.update(torch=None, transformers=None)
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+WITHOUT_TORCH = "import sys; sys.modules.update(torch=None, transformers=None); "
+WITHOUT_TORCH += "from neobert_hf.examples import serve; serve.main()"
 TEXTS = [f"Wait for {number} seconds and return the value. " * (1 + number % 4) for number in range(32)]
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-@contextmanager
-def serving(folder, port, *options):
-    """A server process that answers, which it does within minutes on any machine; it is killed at the end."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(neobert_hf.__file__).parents[1])}
-    command = [sys.executable, "-c", WITHOUT_TORCH, str(EXAMPLE), str(folder), "--port", str(port), *options]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    try:
-        for _ in range(3000):
-            assert process.poll() is None, process.stderr.read()
-            with socket.socket() as client:
-                if client.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        else:
-            pytest.fail("the server did not start")
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(scope="module")
 def url(exported_mini):
-    port = free_port()
-    with serving(exported_mini, port):
-        yield f"http://127.0.0.1:{port}/v1"
+    """The address that a server process prints when it listens."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(neobert_hf.__file__).parents[1])}
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(exported_mini), "--port", "0"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        yield re.search(r"(http://\S+)/docs", process.stdout.readline())[1] + "/v1"
+        process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +59,7 @@ def test_the_client_of_openai_gets_the_vectors_of_encode_with_length_1(url, mode
     assert answer.usage.prompt_tokens == sum(len(model.tokenizer.encode(text).ids) for text in TEXTS)
     one = client.embeddings.create(input=TEXTS[0], model="mini", encoding_format="float").data[0].embedding
     np.testing.assert_allclose(one, vectors_of(model, TEXTS[0]), rtol=1e-5, atol=1e-7)
+    assert [each.id for each in client.models.list()] == ["mini"]
     with pytest.raises(openai.BadRequestError, match="input: List should have at least 1 item"):
         client.embeddings.create(input=[], model="mini")
 
@@ -104,12 +80,16 @@ def test_32_clients_at_once_get_their_own_vectors(url, model):
     [
         (b'{"input": [], "model": "mini"}', "input: List should have at least 1 item"),
         (b'{"input": "", "model": "mini"}', "input.0: String should have at least 1 character"),
-        (b'{"input": ["a", "%s"], "model": "mini"}' % (b"word " * 200), "input.1: The text has more than 128 tokens"),
+        (
+            b'{"input": ["a", "%s"], "model": "mini"}' % (b"word " * 200),
+            "the text 1 has 202 tokens, and the model reads 128",
+        ),
         (b'{"input": ["a", null], "model": "mini"}', "input.1: give a text or a list of texts; token ids are not"),
         (b'{"input": [[101, 2003]], "model": "mini"}', "input.0: give a text or a list of texts; token ids are not"),
         (b'{"input": null, "model": "mini"}', "input: give a text or a list of texts; token ids are not"),
         (b'{"input": "a"}', "model: Field required"),
         (b'{"input": "a", "model": "mini", "dimensions": 64}', "dimensions: Extra inputs are not permitted"),
+        (b'{"input": "a", "model": "mini", "raw_scores": true}', "raw_scores: Extra inputs are not permitted"),
         (b'{"input": "a", "model": "mini", "encoding_format": "int8"}', "encoding_format: Input should be 'float' or"),
         (b'{"input": "\\ud800", "model": "mini"}', "input.0: Input should be a valid string, unable to parse"),
         (b'{"input": "a', "body is no JSON: Unterminated string starting at"),
@@ -124,32 +104,206 @@ def test_a_request_without_an_answer_gets_the_error_form_of_openai(url, body, wo
     assert len(error["message"].splitlines()) == 1
 
 
-def test_a_default_prompt_is_part_of_the_text(exported_mini):
-    model = OnnxModel(exported_mini)
-    model.prompts, model.default_prompt_name = {"query": "word " * 100}, "query"
-    client = TestClient(serve_embeddings.make_app(model))
-    answer = client.post("/v1/embeddings", json={"input": "a", "model": "mini"}).json()
-    wanted = vectors_of(model, "a")
-    np.testing.assert_allclose(answer["data"][0]["embedding"], wanted, rtol=1e-5, atol=1e-7)
-    assert answer["usage"]["prompt_tokens"] == len(model.tokenizer.encode("word " * 100 + "a").ids)
-    assert client.post("/v1/embeddings", json={"input": "word " * 50, "model": "mini"}).status_code == 400
+PAIR = (SENTENCE, "the fox sleeps")
+LONG = f"{SENTENCE} " * 5
+PROMPT = {"prompts": {"text": "old sea "}, "default_prompt_name": "text"}
 
 
-def test_a_killed_server_starts_again_on_its_port(exported_mini):
-    port = free_port()
-    answers = []
-    for _ in range(2):
-        with serving(exported_mini, port, "--dtype", "int8") as process:
-            body = {"input": "Open a file.", "model": "mini"}
-            answers.append(httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=body).json())
-            process.send_signal(signal.SIGKILL)
-            assert process.wait() == -signal.SIGKILL
-    assert answers[0] == answers[1]
+@pytest.fixture(scope="module")
+def folders(tokenizer, tmp_path_factory):
+    """A folder of each kind of model, of one layer and random weights that are large enough to show errors."""
+    parent = tmp_path_factory.mktemp("saved")
+    sizes = {name: size for name, size in CONFIG.items() if name.endswith("_size") or name == "num_attention_heads"}
+    sizes |= {"num_hidden_layers": 1, "max_position_embeddings": 64}
+
+    def save(name, model_class, **options):
+        torch.manual_seed(0)
+        model = model_class(neobert_hf.NeoBERTConfig(**sizes, **options))
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        model.save_pretrained(parent / name)
+        tokenizer.save_pretrained(parent / name)
+        return str(parent / name)
+
+    of_texts, tags = neobert_hf.NeoBERTForSequenceClassification, dict(enumerate(["O", "B-PLACE", "I-PLACE", "NOUN"]))
+    save("softmax", of_texts, num_labels=3)
+    save("sigmoid", of_texts, num_labels=3, problem_type="multi_label_classification")
+    save("number", of_texts, num_labels=1, problem_type="regression")
+    save("tags", neobert_hf.NeoBERTForTokenClassification, id2label=tags, num_labels=4)
+    save("answers", neobert_hf.NeoBERTForQuestionAnswering)
+    scores = save("scores", of_texts, num_labels=1)
+    CrossEncoder(scores, device="cpu", **PROMPT).save_pretrained(scores)
+    encoder = save("encoder", neobert_hf.NeoBERTModel, num_labels=3)
+    vectors = neobert_hf.sentence_transformer(encoder, prompts=PROMPT["prompts"])
+    vectors.default_prompt_name = "text"
+    vectors.save_pretrained(str(parent / "vectors"))
+    vectors.add_module("classes", Dense(sizes["hidden_size"], 3, activation_function=torch.nn.Identity()))
+    vectors.save_pretrained(str(parent / "few"))
+    return parent
 
 
-def test_a_folder_that_was_not_exported_ends_the_command_with_one_line(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        run_main(serve_embeddings, tmp_path)
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("serve_embeddings.py: error: ")
-    assert "has no file onnx/model.onnx; write it: neobert export" in last
+@pytest.fixture(scope="module")
+def client_of(folders):
+    """The client of a server of a folder, as it is or exported."""
+
+    @cache
+    def client(name, is_exported=False):
+        folder = folders / (f"exported {name}" if is_exported else name)
+        if is_exported:
+            export_model(folders / name, folder)
+        return TestClient(serve.make_app(serve.open_folder(folder, None, None, None)), follow_redirects=False)
+
+    return client
+
+
+saved_and_exported = pytest.mark.parametrize("is_exported", [False, pytest.param(True, marks=pytest.mark.slow)])
+
+
+def answer_to(client, path, **request):
+    answer = client.post(path, json=request)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def near(score):
+    """Within 1e-5, the error of float32 products in another order."""
+    return pytest.approx(float(score), abs=1e-5)
+
+
+def assert_labels(found, scores):
+    order = np.argsort([-float(score) for score in scores])
+    assert found == [{"label": f"LABEL_{i}", "score": near(scores[i])} for i in order]
+
+
+@saved_and_exported
+@pytest.mark.parametrize("name", ["softmax", "sigmoid", "number", "few"])
+def test_predict_gives_the_classes_of_texts_pairs_and_batches(client_of, folders, name, is_exported):
+    """Of plain torch, and of the vectors of a model of few examples."""
+    client, folder = client_of(name, is_exported), folders / name
+    apply = {"sigmoid": torch.sigmoid, "number": lambda logits: logits}.get(name, lambda logits: logits.softmax(-1))
+
+    @torch.inference_mode()
+    def logits(*texts):
+        if name == "few":
+            return SentenceTransformer(str(folder)).encode(list(texts), convert_to_tensor=True)[0].cpu()
+        model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        return model(**AutoTokenizer.from_pretrained(folder)(*texts, return_tensors="pt")).logits[0]
+
+    for inputs in (SENTENCE, [SENTENCE], *([] if name == "few" else [PAIR])):
+        wanted = logits(*([inputs] if isinstance(inputs, str) else inputs))
+        assert_labels(answer_to(client, "/predict", inputs=inputs), apply(wanted))
+        assert_labels(answer_to(client, "/predict", inputs=inputs, raw_scores=True), wanted)
+    batch = [["sleeps"], ["the fox"] if name == "few" else PAIR, [SENTENCE]]
+    for found, texts in zip(answer_to(client, "/predict", inputs=batch, truncate=None), batch, strict=True):
+        assert_labels(found, apply(logits(*texts)))
+
+
+@saved_and_exported
+def test_predict_gives_the_entities_of_the_pipeline(client_of, folders, is_exported):
+    """Of a saved folder also those of a text of several windows."""
+    client, texts = client_of("tags", is_exported), [SENTENCE.title(), "the fox", *([] if is_exported else [LONG])]
+    tag = pipeline("token-classification", str(folders / "tags"), aggregation_strategy="first", stride=16)
+    for text, entities in zip(texts, tag(texts)):
+        for entity in entities:
+            entity |= {"score": near(entity["score"]), "word": text[entity["start"] : entity["end"]]}
+        assert answer_to(client, "/predict", inputs=text) == entities and entities
+        assert answer_to(client, "/predict", inputs=[["the"], [text]])[1] == entities
+    assert is_exported or entities[-1]["end"] > 2 * len(SENTENCE)
+    assert client.post("/predict", json={"inputs": LONG}).status_code == (400 if is_exported else 200)
+
+
+@saved_and_exported
+def test_rerank_orders_texts_by_the_scores_of_the_cross_encoder(client_of, folders, is_exported):
+    client, model = client_of("scores", is_exported), CrossEncoder(str(folders / "scores"))
+    texts = ["a quick dog", "sleeps in a warm red house", "old sea"]
+    for options, given in (({}, {}), ({"raw_scores": True}, {"activation_fn": torch.nn.Identity()})):
+        scores = model.predict([("the fox", text) for text in texts], **given)
+        wanted = [{"index": int(i), "text": texts[i], "score": near(scores[i])} for i in np.argsort(-scores)]
+        assert answer_to(client, "/rerank", query="the fox", texts=texts, return_text=True, **options) == wanted
+        assert_labels(answer_to(client, "/predict", inputs=["the fox", texts[0]], **options), scores[:1])
+    found = answer_to(client, "/rerank", query="the fox", texts=texts, raw_scores=True)
+    assert found == [{name: rank[name] for name in ("index", "score")} for rank in wanted]
+
+
+def test_answer_finds_the_part_of_a_text_of_several_windows(client_of, folders):
+    found = answer_to(client_of("answers"), "/answer", question="the fox", context=LONG)
+    (wanted,) = QuestionAnswerer(folders / "answers", verbose=False).predict(["the fox"], [LONG])
+    assert found == wanted | {"score": near(wanted["score"])} and found["answer"]
+
+
+@saved_and_exported
+def test_embeddings_have_the_default_prompt_and_length_1(client_of, folders, is_exported):
+    client, model = client_of("vectors", is_exported), SentenceTransformer(str(folders / "vectors"))
+    answer = answer_to(client, "/v1/embeddings", input=["the fox", LONG], model="any", truncate=True)
+    wanted = model.encode(["the fox", LONG], normalize_embeddings=True)
+    np.testing.assert_allclose([row["embedding"] for row in answer["data"]], wanted, rtol=0, atol=1e-5)
+    assert answer["usage"]["prompt_tokens"] == len(model.tokenizer("old sea the fox").input_ids) + 64
+
+
+@saved_and_exported
+@pytest.mark.parametrize("name", ["softmax", "few", "scores", "vectors"])
+def test_a_text_that_is_too_long_is_an_error_unless_the_request_says_truncate(client_of, tokenizer, name, is_exported):
+    path = {"scores": "/rerank", "vectors": "/v1/embeddings"}.get(name, "/predict")
+    bodies = {"/rerank": {"query": "a", "texts": ["a", LONG]}, "/v1/embeddings": {"input": ["a", LONG], "model": "any"}}
+    body, prompt = bodies.get(path, {"inputs": [["a"], [LONG]]}), "" if name == "softmax" else "old sea "
+    length = len(tokenizer(*([f"{prompt}a", LONG] if name == "scores" else [prompt + LONG])).input_ids)
+    answer = client_of(name, is_exported).post(path, json=body)
+    wanted = f"the text 1 has {length} tokens, and the model reads 64; split it, or send truncate=true"
+    found = answer.json()["error"]
+    assert answer.status_code == 400 and (found["message"] if name == "vectors" else found) == wanted
+    assert client_of(name, is_exported).post(path, json=body | {"truncate": True}).status_code == 200
+
+
+FORM = "inputs: give a text, a pair [text, text], or a batch [[text], [text, text], ...], and no empty text"
+SINGLE = "a tagger reads single texts and gives probabilities; send no pair, no raw_scores"
+FAULTS = [
+    *(("softmax", {"inputs": given}, FORM) for given in ("", [], [[]], ["a", ""], ["a"] * 3, ["a", ["b"]], 1)),
+    ("softmax", {}, "inputs: Field required"),
+    ("scores", {"inputs": [["a"]]}, "the model reads pairs of texts; send [text, text], or a batch of pairs"),
+    ("scores", {"query": "a", "texts": []}, "texts: List should have at least 1 item"),
+    ("tags", {"inputs": ["a", "b"]}, SINGLE),
+    ("tags", {"inputs": "a", "raw_scores": True}, SINGLE),
+    ("answers", {"question": SENTENCE * 9, "context": "a"}, "the question 'the quick"),
+    ("answers", {"question": "a", "context": ""}, "context: String should have at least 1 character"),
+]
+
+
+@pytest.mark.parametrize(("name", "body", "words"), FAULTS)
+def test_a_request_without_an_answer_gets_the_error_form_of_tei(client_of, name, body, words):
+    path = "/answer" if name == "answers" else "/rerank" if "query" in body else "/predict"
+    answer = client_of(name).post(path, json=body)
+    assert answer.status_code == 400 and answer.json() == {"error": answer.json()["error"], "error_type": "Validation"}
+    assert answer.json()["error"].startswith(words)
+
+
+def test_a_server_has_the_routes_of_what_its_folder_holds(client_of):
+    client = client_of("scores")
+    assert client.get("/health").status_code == 200 and client.get("/").headers["location"] == "/docs"
+    paths = client.get("/openapi.json").json()["paths"]
+    assert paths.keys() == {"/rerank", "/predict", "/health"}
+    example = paths["/rerank"]["post"]["requestBody"]["content"]["application/json"]["example"]
+    assert client.post("/rerank", json=example).status_code == 200
+    answer = client.post("/answer", json={})
+    assert answer.status_code == 404 and answer.json()["error"].startswith("no /answer here: the folder holds a rerank")
+    assert [model["id"] for model in client_of("vectors").get("/v1/models").json()["data"]] == ["vectors"]
+
+
+REFUSALS = {
+    "encoder": "holds a NeoBERT; give the folder of an embedding model, a classifier, a tagger, a reranker or a model",
+    "nowhere": "is no folder; give one that a training saved, or that `neobert export` wrote",
+    "tags": "is not exported, and --dtype and --runtime are for exported folders; omit them",
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_folder_that_cannot_be_served_ends_the_command_with_one_line(folders, name):
+    with pytest.raises(SystemExit) as caught:
+        run_main(serve, folders / name, *(["--dtype", "int8"] if name == "tags" else []))
+    message = str(caught.value)
+    assert message.startswith(f"serve.py: {folders / name} {REFUSALS[name]}") and len(message.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_an_exported_model_that_answers_questions_is_refused(client_of):
+    with pytest.raises(ValueError, match=r"an exported NeoBERTForQuestionAnswering, which is not served; a model that"):
+        client_of("answers", True)

@@ -1,0 +1,359 @@
+"""Serve what a folder holds over HTTP: embeddings, classes, tags, scores of pairs, or answers.
+
+    neobert serve runs/classifier
+    neobert serve exported --dtype int8 --port 8000
+
+A folder that `neobert export` wrote is served without torch and transformers. The page /docs of the server lists its routes.
+"""
+
+import argparse
+import base64
+import json
+import shlex
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from copy import copy
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from socket import create_server
+from threading import Lock
+from typing import Annotated, Any, Literal
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, RedirectResponse
+from pydantic import BaseModel, BeforeValidator, Field
+from starlette.exceptions import HTTPException
+from tokenizers import Tokenizer
+
+from neobert_cli import Parser
+from neobert_hf.export import OnnxModel
+from neobert_hf.runs import run_command
+
+EXAMPLES = {
+    "/v1/embeddings": {"input": ["It works well."], "model": "any"},
+    "/predict": {"inputs": "It works well."},
+    "/rerank": {"query": "Does it work?", "texts": ["It works well.", "It rains."]},
+    "/answer": {"question": "Who wrote it?", "context": "Ada wrote it in 1843."},
+}
+ROUTES = {  # of what a folder holds
+    "an embedding model": ["/v1/embeddings"],
+    "a classifier": ["/predict"],
+    "a tagger": ["/predict"],
+    "a reranker or a model of one number": ["/rerank", "/predict"],
+    "a model that answers questions": ["/answer"],
+}
+EMBEDDER, CLASSIFIER, TAGGER, RERANKER, ANSWERER = ROUTES
+
+# 1. Requests. `Input` is a text, or a pair of texts.
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[list[Text], Field(min_length=1)]
+Input = Annotated[list[Text], Field(min_length=1, max_length=2)]
+
+
+class TextsRequest(BaseModel, extra="forbid"):
+    """What the requests of OpenAI and of text-embeddings-inference (TEI) have in common here."""
+
+    truncate: bool | None = Field(False, description="Cut a text that is longer than the model reads.")
+    truncation_direction: Literal["right", "Right"] = "right"
+
+
+class EmbeddingsRequest(TextsRequest):
+    """As OpenAI's; `model` may be any name."""
+
+    input: Annotated[Texts, BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+    model: str
+    encoding_format: Literal["float", "base64"] = "float"
+    user: str | None = None
+
+
+class PredictRequest(TextsRequest):
+    """As TEI's: a text, a pair of texts, or a batch of both."""
+
+    inputs: Text | Input | Annotated[list[Input], Field(min_length=1)]
+    raw_scores: bool = Field(False, description="Give logits.")
+
+
+class RerankRequest(TextsRequest):
+    """As TEI's: a question, and texts to order."""
+
+    query: Text
+    texts: Texts
+    raw_scores: bool = Field(False, description="Give logits.")
+    return_text: bool = False
+
+
+class AnswerRequest(BaseModel, extra="forbid"):
+    """A question, and a text of any length."""
+
+    question: Text
+    context: Text
+
+
+# 2. Answers
+@dataclass
+class Server:
+    """An open model, and what it answers. FastAPI calls the methods in a pool of threads.
+
+    Args:
+        folder: Its folder.
+        what: A key of ROUTES.
+        run: The model: it takes texts or pairs, and whether scores are raw; or a question and a context.
+        tokenizer: Counts the tokens of a text; None if the model reads texts of any length.
+        max_length: Number of tokens that the model reads.
+        prompt: What the model puts before a text.
+        lock: Of a model that computes one request after another; None if it computes several at a time.
+    """
+
+    folder: Path
+    what: str
+    run: Callable[..., Any]
+    tokenizer: Tokenizer | None = None
+    max_length: float = inf
+    prompt: str = ""
+    lock: Any = None
+
+    def __post_init__(self):
+        if self.tokenizer:
+            self.tokenizer = Tokenizer.from_str(self.tokenizer.to_str())  # the model's own one cuts and pads
+            self.tokenizer.no_truncation()
+            self.tokenizer.no_padding()
+
+    def compute(self, inputs: list, request: TextsRequest) -> tuple[Any, int]:
+        """Return what the model says of texts or pairs, and the number of tokens that it reads; status 400 if it cuts one."""
+        texts = [self.prompt + each if isinstance(each, str) else (self.prompt + each[0], each[1]) for each in inputs]
+        lengths = [len(encoding.ids) for encoding in self.tokenizer.encode_batch(texts)] if self.tokenizer else []
+        for number, length in enumerate(lengths):
+            if length > self.max_length and not request.truncate:
+                fact = f"the text {number} has {length} tokens, and the model reads {self.max_length}"
+                raise HTTPException(400, f"{fact}; split it, or send truncate=true")
+        is_raw = getattr(request, "raw_scores", False)
+        with self.lock or nullcontext():
+            return self.run(inputs, is_raw), sum(min(length, self.max_length) for length in lengths)
+
+    def embeddings(self, request: EmbeddingsRequest) -> dict:
+        """Vectors of length 1."""
+        vectors, num_tokens = self.compute(request.input, request)
+        is_base64 = request.encoding_format == "base64"
+        rows = [base64.b64encode(vector.astype("<f4")).decode() if is_base64 else vector.tolist() for vector in vectors]
+        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return {"object": "list", "data": data, "model": request.model, "usage": usage}
+
+    def predict(self, request: PredictRequest) -> list:
+        """Labels and scores of a text, the best first, or its entities; for a batch a list of such lists."""
+        is_batch = isinstance(request.inputs, list) and isinstance(request.inputs[0], list)
+        rows = [[row] if isinstance(row, str) else row for row in (request.inputs if is_batch else [request.inputs])]
+        inputs = [tuple(row) if len(row) == 2 else row[0] for row in rows]
+        if self.what == TAGGER and (request.raw_scores or tuple in map(type, inputs)):
+            raise HTTPException(400, "a tagger reads single texts and gives probabilities; send no pair, no raw_scores")
+        found, _ = self.compute(inputs, request)
+        return found if is_batch else found[0]
+
+    def rerank(self, request: RerankRequest) -> list:
+        """The number of each text in the request and its score, the best first."""
+        found, _ = self.compute([(request.query, text) for text in request.texts], request)
+        ranks = [{"index": index, "score": label["score"]} for index, (label,) in enumerate(found)]
+        for rank in ranks if request.return_text else []:
+            rank["text"] = request.texts[rank["index"]]
+        return sorted(ranks, key=lambda rank: -rank["score"])
+
+    def answer(self, request: AnswerRequest) -> dict:
+        """A part of the context, its score and where it starts; an empty text if there is no answer."""
+        try:
+            with self.lock or nullcontext():
+                return self.run(request.question, request.context)
+        except ValueError as error:  # such as a question that leaves no place for its context
+            raise HTTPException(400, str(error)) from error
+
+
+def make_app(server: Server) -> FastAPI:
+    """Return the application, with the routes of what the folder holds."""
+    app = FastAPI(title=f"neobert serve {server.folder.name}", description=f"The folder holds {server.what}.")
+    functions = dict(zip(EXAMPLES, (server.embeddings, server.predict, server.rerank, server.answer)))
+    for path in ROUTES[server.what]:
+        example = {"requestBody": {"content": {"application/json": {"example": EXAMPLES[path]}}}}
+        app.post(path, openapi_extra=example)(functions[path])
+    if server.what == EMBEDDER:
+        models = [{"id": server.folder.name, "object": "model", "created": 0, "owned_by": "neobert_hf"}]
+        app.get("/v1/models", name="models")(lambda: {"object": "list", "data": models})
+    app.get("/health", name="health")(lambda: None)
+    app.get("/", include_in_schema=False)(lambda: RedirectResponse("/docs"))
+
+    @app.exception_handler(RequestValidationError)
+    @app.exception_handler(HTTPException)
+    def answer_error(request: Request, error: Any) -> JSONResponse:
+        """In the form that clients of OpenAI or TEI read."""
+        status, message = getattr(error, "status_code", 400), getattr(error, "detail", None) or fault_of(error)
+        if status == 404:
+            message = f"no {request.url.path} here: the folder holds {server.what}; see /docs"
+        if request.url.path.startswith("/v1"):
+            return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status)
+        return JSONResponse({"error": message, "error_type": "Validation"}, status)
+
+    return app
+
+
+def fault_of(error: RequestValidationError) -> str:
+    """Return the place and the message of the first fault of a request."""
+    first = error.errors()[0]
+    place, message = ".".join(map(str, first["loc"][1:])) or "body", first["msg"]
+    if first["type"] == "json_invalid":
+        return f"body is no JSON: {first['ctx']['error']} at character {place}"
+    if place.startswith("inputs") and first["type"] != "missing":
+        return "inputs: give a text, a pair [text, text], or a batch [[text], [text, text], ...], and no empty text"
+    if place.startswith("input") and first["type"] in ("list_type", "string_type"):
+        message = "give a text or a list of texts; token ids are not accepted"
+    return f"{place}: {message}"
+
+
+# 3. Models
+def open_folder(folder: Path, dtype: str | None, runtime: str | None, num_threads: int | None) -> Server:
+    """Open what a folder holds; ValueError if it cannot be served, or if an option is not for it."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; give one that a training saved, or that `neobert export` wrote")
+    if (folder / "onnx").is_dir() or (folder / "openvino").is_dir():
+        runtime = runtime or ("onnxruntime" if (folder / "onnx").is_dir() else "openvino")
+        return open_exported(OnnxModel(folder, dtype or "fp32", runtime, num_threads or 1))
+    if dtype or runtime:
+        raise ValueError(f"{folder} is not exported, and --dtype and --runtime are for exported folders; omit them")
+    return open_saved(folder, num_threads)
+
+
+def open_exported(model: OnnxModel) -> Server:
+    """Serve an exported model. Requests share it, and a thread computes each of them."""
+    server = Server(model.folder, EMBEDDER, None, model.tokenizer, model.max_length)
+    server.prompt = model.prompts.get(model.default_prompt_name, "")
+    architecture, num_labels = (model.config.get("architectures") or [""])[0], len(model.config["id2label"])
+    of_logits = copy(model)
+    of_logits.config = model.config | {"problem_type": "regression"}  # whose scores are the logits
+    if "sentence_embedding" in model.output_names:
+        server.run = lambda texts, _: model.encode(texts, normalize_embeddings=True)
+    elif architecture.endswith("ForTokenClassification"):
+        server.what, server.run = TAGGER, lambda texts, _: model.predict(texts)
+    elif architecture.endswith("ForSequenceClassification"):
+        server.what = RERANKER if num_labels == 1 else CLASSIFIER
+        server.run = lambda inputs, is_raw: (of_logits if is_raw else model).predict(inputs, num_labels)
+    else:
+        hint = "a model that answers questions is served from the folder that was exported"
+        raise ValueError(f"{model.folder} holds an exported {architecture}, which is not served; {hint}")
+    return server
+
+
+def open_saved(folder: Path, num_threads: int | None) -> Server:
+    """Open a folder that a training saved. Requests are computed one after another, each by all threads."""
+    import torch
+    from transformers import AutoConfig
+    from transformers.utils.logging import disable_progress_bar
+
+    from neobert_hf.embeddings.models import role_of
+    from neobert_hf.files.modules import check_modules_of
+
+    if (folder / "adapter_config.json").is_file():
+        raise ValueError(f"{folder} holds an adapter; merge it into its model, and serve the folder of that")
+    disable_progress_bar()
+    if num_threads:
+        torch.set_num_threads(num_threads)
+    is_cross, config = check_modules_of(str(folder)) == "CrossEncoder", AutoConfig.from_pretrained(folder)
+    role = role_of(folder, config)
+    server = open_modules(folder, config, role, is_cross) if role else open_head(folder, config)
+    server.lock = Lock()
+    return server
+
+
+def open_modules(folder: Path, config: Any, role: str, is_cross: bool) -> Server:
+    """Open a model of sentence-transformers: it embeds texts, classifies them by a last layer, or reads pairs."""
+    from sentence_transformers import CrossEncoder
+    from torch.nn import Identity
+
+    from neobert_hf.embeddings import open_embedding_model, prompt_of
+
+    model = (CrossEncoder if is_cross else open_embedding_model)(str(folder))
+    num_labels = model.num_labels if is_cross else config.num_labels
+    labels = [config.id2label.get(i, f"LABEL_{i}") for i in range(num_labels)]
+
+    def classify(inputs: list, is_raw: bool) -> list:
+        if is_cross and str in map(type, inputs):
+            raise HTTPException(400, "the model reads pairs of texts; send [text, text], or a batch of pairs")
+        if is_cross:
+            scores = model.predict(inputs, activation_fn=Identity() if is_raw else None).reshape(len(inputs), -1)
+        else:
+            logits = model.encode(inputs, convert_to_tensor=True)
+            scores = logits if is_raw else logits.softmax(-1)
+        rows = [[{"label": name, "score": score} for name, score in zip(labels, row)] for row in scores.tolist()]
+        return [sorted(row, key=lambda found: -found["score"]) for row in rows]
+
+    what = RERANKER if num_labels == 1 else CLASSIFIER
+    server = Server(folder, what, classify, model.tokenizer.backend_tokenizer, model.max_seq_length or inf)
+    server.prompt = prompt_of(model)
+    if role == "embedding":
+        server.what, server.run = EMBEDDER, lambda texts, _: model.encode(texts, normalize_embeddings=True)
+    return server
+
+
+def open_head(folder: Path, config: Any) -> Server:
+    """Open a model of transformers: a classifier, a tagger, or one that answers questions."""
+    from transformers import pipeline
+
+    architecture = (config.architectures or ["model without a head"])[0]
+    if architecture.endswith("ForQuestionAnswering"):
+        from neobert_hf.finetuning import QuestionAnswerer
+
+        answerer = QuestionAnswerer(str(folder), verbose=False)
+        return Server(folder, ANSWERER, lambda question, context: answerer.predict([question], [context])[0])
+    is_tagger = architecture.endswith("ForTokenClassification")
+    if not is_tagger and not architecture.endswith("ForSequenceClassification"):
+        raise ValueError(f"{folder} holds a {architecture}; give the folder of {', '.join(ROUTES)}")
+    model = pipeline("token-classification" if is_tagger else "text-classification", str(folder))
+    length = model.tokenizer.model_max_length = min(model.tokenizer.model_max_length, config.max_position_embeddings)
+
+    def tag(texts: list[str], _: bool) -> list:
+        found = model(texts, aggregation_strategy="first", stride=length // 4)
+        for text, entities in zip(texts, found):
+            for entity in entities:
+                entity.update(score=float(entity["score"]), word=text[entity["start"] : entity["end"]])
+        return found
+
+    def classify(inputs: list, is_raw: bool) -> list:
+        rows = [each if isinstance(each, str) else dict(zip(("text", "text_pair"), each)) for each in inputs]
+        return model(rows, top_k=None, function_to_apply="none" if is_raw else None, truncation=True, batch_size=32)
+
+    if is_tagger:
+        return Server(folder, TAGGER, tag)
+    what = RERANKER if config.num_labels == 1 else CLASSIFIER
+    return Server(folder, what, classify, model.tokenizer.backend_tokenizer, length)
+
+
+# 4. The process
+def serve(folder: str, host: str, port: int, **options) -> None:
+    """Open the folder, say how to ask, and answer requests."""
+    warnings.filterwarnings("ignore", ".*are cut to")  # by a request that says so
+    server = open_folder(Path(folder), **options)
+    socket = create_server((host, port))
+    path, address = ROUTES[server.what][0], f"http://{host}:{socket.getsockname()[1]}"
+    curl = ["curl", address + path, "--header", "Content-Type: application/json", "--data", json.dumps(EXAMPLES[path])]
+    print(f"{folder} is {server.what}; {address}/docs lists what it answers. Ask in another shell:")
+    print(f"  {shlex.join(curl)}", flush=True)
+    uvicorn.Server(uvicorn.Config(make_app(server), log_level="warning")).run([socket])
+
+
+def main() -> None:
+    """Read the command line, and serve."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("folder", metavar="FOLDER", help="Folder that a training saved, or that `neobert export` wrote.")
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on (default: this machine only).")
+    add("--port", type=int, default=8000, metavar="INT", help="Port to listen on (default: 8000).")
+    add("--dtype", metavar="DTYPE", help="Numbers of an exported folder: fp32 (default), fp16, bf16 or int8.")
+    text = "onnxruntime or openvino, of an exported folder. Default: the first one whose files it has."
+    add("--runtime", metavar="NAME", help=text)
+    text = "Threads that compute a request. Default: one for an exported folder, all for a saved one."
+    add("--num_threads", type=int, metavar="INT", help=text)
+    run_command(parser.prog, lambda: serve(**vars(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()
