@@ -716,3 +716,15 @@ def test_without_markitdown_one_line_says_how_to_install_it(notes, model, monkey
     assert problem.startswith(f"{notes}/a.pdf: ") and "pip install -e '.[documents]'" in problem
     with pytest.raises(ImportError, match="markitdown"):
         open_search(notes / "a.pdf", model)
+
+
+def test_without_a_package_of_markitdown_one_line_says_how_to_install_it(notes, model, monkeypatch):
+    markitdown = pytest.importorskip("markitdown", reason="other formats need it (pip install 'markitdown[pdf,docx]')")
+
+    def convert(self, *_, **__):
+        raise markitdown.MissingDependencyException("three lines\nof another project")
+
+    monkeypatch.setattr(markitdown.converters.PdfConverter, "convert", convert)
+    write_pdf(notes / "a.pdf", "the fox")
+    with pytest.raises(ImportError, match=r"a.pdf needs a package for PDF; pip install -e '.\[documents\]'$"):
+        open_search(notes / "a.pdf", model)
