@@ -34,9 +34,10 @@ from neobert_hf.hub.layouts import quiet
 PAGE = Path(__file__).with_name("space")
 sys.path.append(str(PAGE.parents[1] / "examples/documentation_search"))
 from docstrings import first_sentence  # noqa: E402
-from search import INDEXED_TOKENS, DocumentationIndex, import_line, read_cached  # noqa: E402
+from search import DocumentationIndex, bonus, import_line, read_cached  # noqa: E402
 
 PACKAGES = {"onnxruntime-web": "1.30.0", "@huggingface/tokenizers": "0.2.0"}
+QUESTION_TOKENS = 64  # of a question; the page says so if it is longer
 VENDOR = {
     "onnxruntime-web": {
         "dist/ort.wasm.bundle.min.mjs": "vendor/ort.mjs",
@@ -142,16 +143,19 @@ def write_model(model: SentenceTransformer, file: Path) -> None:
 
 def write_index(model: SentenceTransformer, packages: list[str], folder: Path) -> None:
     """Write the entries of the documentation, and their vectors: float32 scales, then int8 rows."""
-    index = DocumentationIndex(model, read_cached(packages))
-    scales = np.abs(index.vectors).max(1) / 127
-    rows = np.rint(index.vectors / scales[:, None]).astype(np.int8)
+    index = DocumentationIndex(read_cached(packages))
+    vectors = index.documents.vectors / np.linalg.norm(index.documents.vectors, axis=1, keepdims=True)
+    owners = [index.entry_of_row[passage.line - 1] for passage in index.documents.passages]
+    starts = [i for i, entry in enumerate(owners) if i == 0 or entry is not owners[i - 1]]
+    scales = np.abs(vectors).max(1) / 127
+    rows = np.rint(vectors / scales[:, None]).astype(np.int8)
     (folder / "vectors.bin").write_bytes(scales.astype(np.float32).tobytes() + rows.tobytes())
     content = {
         "python": platform.python_version(),
-        "question_tokens": INDEXED_TOKENS,
+        "question_tokens": QUESTION_TOKENS,
         "max_tokens": model[0].model.config.max_position_embeddings,
-        "starts": [*index.starts.tolist(), len(rows)],
-        "bonuses": np.round(index.bonuses, 5).tolist(),
+        "starts": [*starts, len(rows)],
+        "bonuses": [round(bonus(entry), 5) for entry in index.entries],
         "entries": [[e.name, e.signature, *first_sentence(e.text), import_line(e)] for e in index.entries],
     }
     (folder / "entries.json").write_text(json.dumps(content, ensure_ascii=False), "utf-8")

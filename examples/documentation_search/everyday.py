@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 from docstrings import Entry, words_of
 from search import DocumentationIndex, read_cached
-from sentence_transformers import SentenceTransformer
 
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.runs import environment
@@ -72,8 +71,8 @@ def bm25(entries: list[Entry]) -> Callable[[str], list[str]]:
 
 
 def by_meaning(model: str, entries: list[Entry]) -> Callable[[str], list[str]]:
-    """Return a search by an embedding model, in float32; it finds the three best entries."""
-    index = DocumentationIndex(SentenceTransformer(model, model_kwargs={"dtype": "float32"}), entries)
+    """Return a search by an embedding model; it finds the three best entries."""
+    index = DocumentationIndex(entries, model)
     return lambda question: [entry.name for entry, _ in index.search(question, 3)]
 
 

@@ -12,28 +12,28 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-import torch
 from docstrings import Entry, first_sentence, read, views
 from huggingface_hub.constants import HF_HOME
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import get_device_name
 
-from neobert_hf import MINI_MODEL_PATH, best_dtype, tune_allocator
-from neobert_hf.embeddings import open_embedding_model, prompt_of, warn_of_truncated
+from neobert_hf import MINI_MODEL_PATH, tune_allocator
+from neobert_hf.embeddings import DocumentSearch
+from neobert_hf.runs.errors import run_command
 
 # When two entries score alike, the one that more code uses comes first: `str.startswith`, not `tkinter.Text.search`. This is
 # what each doubling of 1 + mentions adds to the cosine; 3 of 60 everyday questions gain by it.
 MENTION_BONUS = 0.01
-INDEXED_TOKENS = 64  # of a text; with 128 the index takes a fifth longer, and no everyday question gains
+# Of a text: about 64 tokens. If all of it is searched, 3 to 5 of 110 everyday questions lose, since a later passage has no name.
+INDEXED_CHARACTERS = 300
 CACHE = Path(HF_HOME) / "neobert_hf"
 
 
@@ -48,8 +48,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     tune_allocator()
-    model = open_embedding_model(arguments.model, model_kwargs={"dtype": best_dtype(get_device_name())})
-    index = DocumentationIndex(model, read_cached(arguments.package.split(",")))
+    index = DocumentationIndex(read_cached(arguments.package.split(",")), arguments.model)
     print(f"{len(index.entries):,} entries")
     for question in arguments.questions or iter(ask, ""):
         print(question if arguments.questions else "")
@@ -66,36 +65,32 @@ def ask() -> str:
 
 
 class DocumentationIndex:
-    """Entries with their vectors: one for each of the entry's `views`, of which the nearest counts.
+    """Entries in a `DocumentSearch`: a row for each of the entry's `views`, of which the nearest counts.
 
     Args:
-        model: Embedding model; the index lowers its maximum length to `INDEXED_TOKENS`.
         entries: Entries to search.
+        model: Embedding model, as a folder or a Hub id.
     """
 
-    def __init__(self, model: SentenceTransformer, entries: list[Entry]) -> None:
-        model.max_seq_length = min(model.max_seq_length or INDEXED_TOKENS, INDEXED_TOKENS)
-        parts = [views(entry) for entry in entries]
-        texts = list(chain.from_iterable(parts))
-        self.model, self.entries = model, entries
-        self.starts = np.cumsum([0, *map(len, parts)])[:-1]
-        self.bonuses = MENTION_BONUS * np.log2([1 + entry.mentions for entry in entries])
-
-        def embed() -> bytes:
-            options = dict(batch_size=64, normalize_embeddings=True, show_progress_bar=True)
-            return model.encode_document(texts, **options).astype(np.float32).tobytes()
-
-        weights = [tensor.cpu().reshape(-1).view(torch.uint8).numpy() for tensor in model.state_dict().values()]
-        stored = kept("vectors", [str(model), str(model.prompts), *texts, *weights], embed)
-        self.vectors = np.frombuffer(stored, np.float32).reshape(len(texts), -1)
+    def __init__(self, entries: list[Entry], model: str = MINI_MODEL_PATH) -> None:
+        rows = [(entry, view[:INDEXED_CHARACTERS]) for entry in entries for view in views(entry)]
+        self.entries, self.entry_of_row = entries, [entry for entry, _ in rows]
+        with tempfile.TemporaryDirectory() as folder:  # the vectors are kept by content
+            file = Path(folder, "views.jsonl")
+            file.write_text("".join(f"{json.dumps(view)}\n" for _, view in rows), "utf-8")
+            self.documents = DocumentSearch(file, model, cache=CACHE / "documentation", word_weight=0)
 
     def search(self, question: str, top_k: int) -> list[tuple[Entry, float]]:
         """Return the entries that match the question best, best first, each with its cosine."""
-        warn_of_truncated(self.model, "the question", [prompt_of(self.model, "query") + question])
-        vector = self.model.encode_query([question], normalize_embeddings=True)[0]
-        cosines = np.maximum.reduceat(self.vectors @ vector.astype(np.float32), self.starts)
-        order = np.argsort(-(cosines + self.bonuses), kind="stable")
-        return [(self.entries[i], float(cosines[i])) for i in order[:top_k]]
+        cosines = {}
+        for passage in self.documents.search(question, len(self.documents.passages)):  # best first
+            cosines.setdefault(self.entry_of_row[passage.line - 1], passage.score)
+        return sorted(cosines.items(), key=lambda found: -found[1] - bonus(found[0]))[:top_k]
+
+
+def bonus(entry: Entry) -> float:
+    """Return what the mentions of an entry add to its cosine."""
+    return MENTION_BONUS * math.log2(1 + entry.mentions)
 
 
 def answer(entry: Entry, cosine: float, width: int) -> str:
@@ -137,11 +132,9 @@ def read_cached(packages: list[str]) -> list[Entry]:
     return entries
 
 
-def kept(name: str, key: list, compute: Callable[[], bytes]) -> bytes:
+def kept(name: str, key: list[str], compute: Callable[[], bytes]) -> bytes:
     """Return the bytes that are stored for this key; compute and store them if there are none."""
-    digest = hashlib.sha256()
-    for part in key:
-        digest.update(f"{part}\0".encode() if isinstance(part, str) else part)
+    digest = hashlib.sha256("".join(f"{part}\0" for part in key).encode())
     file = CACHE / f"{name}-{digest.hexdigest()[:32]}"
     if not file.exists():
         content, partial = compute(), file.with_suffix(f".{os.getpid()}")
@@ -152,4 +145,4 @@ def kept(name: str, key: list, compute: Callable[[], bytes]) -> bytes:
 
 
 if __name__ == "__main__":
-    main()
+    run_command("search.py", main)

@@ -220,7 +220,7 @@ def test_a_file_of_a_folder_that_cannot_be_read_is_named_and_the_others_are_sear
     documents = open_search(notes, model)
     assert len({passage.file for passage in documents.passages}) == 4
     problems = "\n".join(documents.problems)
-    assert len(documents.problems) == 2 and "old.txt is not text of a known encoding" in problems
+    assert len(documents.problems) == 2 and "old.txt is not text, or its encoding" in problems
     assert "no column 'text'" in problems and "; skipped: not read 2\n" in documents.summary()
 
 
@@ -600,14 +600,14 @@ def test_the_mini_model_finds_the_passage_and_the_command_prints_file_line_and_p
         (["notes", "fox", "--max_length", "2"], "max_length=2 leaves no token"),
         (["empty.md", "fox"], r"empty.md: no text to search; files: 0, passages: 0"),
         (["pictures", "fox"], r"pictures: no text to search; files: 0, passages: 0; skipped: .png 1"),
-        (["old.txt", "fox"], "old.txt is not text of a known encoding; give the encoding of a text"),
+        (["old.txt", "fox"], "old.txt is not text, or its encoding cannot be guessed; name it, if it is text"),
         (["old.txt", "fox", "--encoding", "utf-8"], "old.txt, line 1 is not utf-8 .byte 0x80.; save it as UTF-8"),
         (
             ["old.txt", "fox", "--encoding", "latin9000"],
             "unknown encoding: latin9000; --encoding takes a name that Python",
         ),
         (["notes", "fox", "--include", "*.py"], "notes: no text to search; files: 0, passages: 0; skipped: excluded 4"),
-        (["binary", "fox"], "binary is not text of a known encoding"),
+        (["binary", "fox"], "binary is not text, or its encoding"),
         (["loop.txt", "fox"], "Too many levels of symbolic links: 'loop.txt'"),
         (["rows.csv", "fox"], "rows.csv, line 2: no column 'text'; name .*one of body"),
         (["notes", "fox", "--model", "no"], "no cannot be opened"),
@@ -715,4 +715,16 @@ def test_without_markitdown_one_line_says_how_to_install_it(notes, model, monkey
     (problem,) = open_search(notes, model).problems
     assert problem.startswith(f"{notes}/a.pdf: ") and "pip install 'neobert_hf[documents]'" in problem
     with pytest.raises(ImportError, match="markitdown"):
+        open_search(notes / "a.pdf", model)
+
+
+def test_without_a_package_of_markitdown_one_line_says_how_to_install_it(notes, model, monkeypatch):
+    markitdown = pytest.importorskip("markitdown", reason="other formats need it (pip install 'markitdown[pdf,docx]')")
+
+    def convert(self, *_, **__):
+        raise markitdown.MissingDependencyException("three lines\nof another project")
+
+    monkeypatch.setattr(markitdown.converters.PdfConverter, "convert", convert)
+    write_pdf(notes / "a.pdf", "the fox")
+    with pytest.raises(ImportError, match=r"a.pdf needs a package for PDF; pip install -e '.\[documents\]'$"):
         open_search(notes / "a.pdf", model)

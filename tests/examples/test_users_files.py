@@ -261,7 +261,7 @@ REFUSED = [
     ("finetune_qa", ".json", squad(answers=None), "paragraph 1, question 1: 'answers' is missing"),
     ("finetune_qa", ".json", squad(question=" "), "paragraph 1, question 1: 'question' is empty"),
     ("search", ".pdf", EMPTY_PDF, "FILE.pdf has no text"),
-    ("search", ".png", b"\x89PNG\r\n\x1a\n\x00", "line 1 is not UTF-8"),
+    ("search", ".png", b"\x89PNG\r\n\x1a\n\x00", "FILE.png is not text, or its encoding cannot be guessed"),
 ]
 
 

@@ -12,9 +12,6 @@ import pytest
 import space
 from conftest import run_main
 from search import DocumentationIndex, read_cached
-from sentence_transformers import SentenceTransformer
-
-from neobert_hf import MINI_MODEL_PATH
 
 HERE = Path(__file__).parent / "node"
 PACKAGES = ["os", "json", "textwrap"]
@@ -75,7 +72,7 @@ def test_the_folder_is_a_static_space_whose_list_names_every_large_file(folder):
 @needs_npm
 @needs_browser
 def test_the_page_does_in_chromium_what_its_own_tests_say(folder, tmp_path):
-    index = DocumentationIndex(SentenceTransformer(MINI_MODEL_PATH, device="cpu"), read_cached(PACKAGES))
+    index = DocumentationIndex(read_cached(PACKAGES))
     wanted = {question: [(entry.name, cosine) for entry, cosine in index.search(question, 1)] for question in QUESTIONS}
     (tmp_path / "wanted.json").write_text(json.dumps(wanted))
     paths = {"FOLDER": str(folder), "WANTED": str(tmp_path / "wanted.json"), "CHROMIUM": shutil.which("chromium")}

@@ -1,7 +1,6 @@
 """The search: ranking, the stored vectors, and the form of an answer."""
 
 import io
-import math
 import re
 import sys
 from pathlib import Path
@@ -12,7 +11,8 @@ import pytest
 import search
 from conftest import run_main
 from docstrings import Entry, read, views
-from search import DocumentationIndex, answer
+from search import DocumentationIndex, answer, bonus
+from sentence_transformers import SentenceTransformer
 
 from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
 
@@ -40,46 +40,45 @@ def entries_about(*texts, mentions=None):
 
 
 def test_the_nearest_entries_come_first(folder):
-    entries = read(("json",))
+    entries = entries_about(
+        "quick fox. The old sea.", "lazy dog", "quick brown fox", "warm house. A fox.", "sea", "jumps"
+    )
     model = sentence_transformer(folder)
     question = "the quick brown fox"
     vector = model.encode(question, normalize_embeddings=True)
     cosines = {each: max(model.encode(views(each), normalize_embeddings=True) @ vector) for each in entries}
-    found = DocumentationIndex(model, entries).search(question, 4)
+    found = DocumentationIndex(entries, folder).search(question, 4)
     assert [entry for entry, _ in found] == sorted(cosines, key=cosines.get, reverse=True)[:4]
     np.testing.assert_allclose([score for _, score in found], [cosines[entry] for entry, _ in found], atol=1e-5)
 
 
 def test_of_two_entries_that_score_alike_the_one_that_more_modules_mention_comes_first(folder, monkeypatch):
     """The vectors are equal, so only the mentions differ: ten doublings of 1 + mentions are a cosine of 0.1."""
-    monkeypatch.setattr(search, "views", lambda entry: ["the quick fox"])
-    entries = entries_about(*["the quick fox"] * 4, mentions=[0, 3, 1023, 1])
-    index = DocumentationIndex(sentence_transformer(folder), entries)
-    assert [entry.mentions for entry, _ in index.search("fox", 4)] == [1023, 3, 1, 0]
-    np.testing.assert_allclose(index.bonuses, [0.01 * math.log2(1 + entry.mentions) for entry in entries])
-    vectors = index.vectors.copy()
-    vectors[0] = index.model.encode("fox", normalize_embeddings=True)
-    index.vectors = vectors  # a clearly nearer entry stays first
-    assert index.search("fox", 1)[0][0].mentions == 0
+    monkeypatch.setattr(search, "views", lambda entry: [entry.text])
+    entries = entries_about(*["the quick fox"] * 4, "the fox", mentions=[0, 3, 1023, 1, 0])
+    found = DocumentationIndex(entries, folder).search("the quick fox", 5)
+    assert [entry.mentions for entry, _ in found[:3]] == [1023, 3, 1]
+    assert [bonus(entry) for entry in entries] == pytest.approx([0, 0.02, 0.1, 0.01, 0])
+    assert len({round(cosine, 5) for entry, cosine in found if entry.text == "the quick fox"}) == 1
+    monkeypatch.setattr(search, "MENTION_BONUS", 1e-9)  # a clearly nearer entry stays first
+    assert DocumentationIndex(entries, folder).search("the fox", 1)[0][0].text == "the fox"
 
 
-def test_the_index_reads_the_first_64_tokens_of_a_text(folder):
-    entries = entries_about("quick fox " * 10, "quick fox " * 60)
-    index = DocumentationIndex(sentence_transformer(folder, max_seq_length=100), entries)
-    reader = sentence_transformer(folder, max_seq_length=64)
-    texts = [views(entry)[0] for entry in entries]
-    np.testing.assert_allclose(index.vectors, reader.encode(texts, normalize_embeddings=True), atol=1e-5)
+def test_the_index_reads_the_first_300_characters_of_a_text(folder):
+    entries = entries_about("quick fox " * 40)
+    texts = [passage.text for passage in DocumentationIndex(entries, folder).documents.passages]
+    assert "".join(texts).startswith("p f0") and 250 < sum(map(len, texts)) < 350
+    assert max(text.count("fox") for text in texts) < 30
 
 
-def test_vectors_are_stored_for_each_model_and_each_set_of_texts(folder, cache, monkeypatch):
+def test_vectors_are_stored_for_each_model(folder, cache, monkeypatch):
     entries = entries_about("the fox", "the dog")
-    first = DocumentationIndex(sentence_transformer(folder), entries).vectors
-    other = DocumentationIndex(sentence_transformer(folder, pooling="cls"), entries).vectors
-    DocumentationIndex(sentence_transformer(folder), entries[:1])
-    assert not np.allclose(other, first) and len(list(cache.iterdir())) == 3
-    model = sentence_transformer(folder)
-    monkeypatch.setattr(model, "encode_document", None)
-    np.testing.assert_array_equal(DocumentationIndex(model, entries).vectors, first)
+    first = DocumentationIndex(entries, folder).documents.vectors
+    sentence_transformer(folder, pooling="cls").save_pretrained(f"{folder}/cls")
+    other = DocumentationIndex(entries, f"{folder}/cls").documents.vectors
+    assert not np.allclose(other, first) and len(list((cache / "documentation").iterdir())) == 2
+    monkeypatch.setattr(SentenceTransformer, "encode_document", lambda *_, **__: pytest.fail("embeds again"))
+    np.testing.assert_array_equal(DocumentationIndex(entries, folder).documents.vectors, first)
 
 
 def test_an_interrupted_computation_stores_nothing(cache):

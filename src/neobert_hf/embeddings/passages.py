@@ -126,7 +126,7 @@ def guessed_encoding(file: Path, content: bytes) -> str | None:
         lines = [line for line in content.splitlines(True) if not line.isascii()]
         likely = [name for match in from_bytes(b"".join(lines[:1000])) for name in match.could_be_from_charset]
         if b"\0" in content or not likely:
-            raise ValueError(f"{file} is not text of a known encoding; give the encoding of a text") from None
+            raise ValueError(f"{file} is not text, or its encoding cannot be guessed; name it, if it is text") from None
         return "cp1252" if "cp1252" in likely else likely[0]
     return None
 
