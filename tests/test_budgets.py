@@ -11,9 +11,9 @@ SRC = ROOT / "src/neobert_hf"
 CODE = {
     "model": 2104,
     "files": 769,
-    "runs": 629,
-    "pretraining": 1924,
-    "finetuning": 1738,
+    "runs": 689,
+    "pretraining": 1922,
+    "finetuning": 1825,
     "embeddings": 997,
     "hub": 1114,
     "export": 799,

@@ -84,7 +84,11 @@ def test_a_model_that_learns_something_has_no_such_warning(capsys):
     held_out = [f"this {thing}" for thing in things]
     Classifier().fit(texts, [text.split()[-1] for text in texts], (held_out, things), **NOTHING)
     printed = capsys.readouterr().out
-    for line in ("validation, 3 rows +accuracy +f1", "this model +1.0000 +1.0000", "trivial: always invoice +0.3333 +0.1667"):
+    for line in (
+        "validation, 3 rows +accuracy +f1",
+        "this model +1.0000 +1.0000",
+        "trivial: always invoice +0.3333 +0.1667",
+    ):
         assert re.search(line, printed), line
     assert "not better" not in printed
 

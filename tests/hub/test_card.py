@@ -236,7 +236,10 @@ def test_a_card_shows_the_given_row_as_text_and_scores_beside_trivial_ones(folde
     if kind == "answers":
         assert "| a.csv | F1 | 0.5 | 0.25 |\n\nThe trivial answer does not look" in card and "TF-IDF" not in card
     else:
-        assert "| dataset | metric | value | trivial answer | TF-IDF |\n|---|---|---|---|---|\n| a.csv | F1 | 0.5 | 0.25 |  |" in card
+        assert (
+            "| dataset | metric | value | trivial answer | TF-IDF |\n|---|---|---|---|---|\n| a.csv | F1 | 0.5 | 0.25 |  |"
+            in card
+        )
         assert "| b.csv | F1 | 0.6 | 0.5 | 0.55 |\n| b.csv | mean squared error | 2 |  |  |\n\nThe trivial" in card
     printed = capsys.readouterr().out
     assert "shows a row of your data" in printed and "\x1b" not in printed
