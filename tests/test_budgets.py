@@ -13,13 +13,13 @@ CODE = {
     "files": 769,
     "runs": 689,
     "pretraining": 1922,
-    "finetuning": 1825,
+    "finetuning": 1828,
     "embeddings": 997,
     "hub": 1114,
     "export": 799,
     "cli and __init__": 300,
 }
-TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_335, 5_335, 20, 60
+TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_455, 5_335, 20, 60
 
 
 def code_lines(file):

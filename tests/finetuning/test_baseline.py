@@ -54,5 +54,5 @@ def test_several_classes_have_a_regression_each_and_a_pair_is_one_text():
 def test_what_has_no_words_or_too_many_characters_is_left_out_with_a_word(monkeypatch):
     labels = np.array([0, 1])
     assert "no words" in tfidf_outputs(["a b", "!"], labels, SINGLE, 2, ["a"])
-    monkeypatch.setattr(baseline, "MOST_WORK", 59)
+    monkeypatch.setattr(baseline, "MOST_WORK", 59)  # 12 characters times 5
     assert "12 characters are too many" in tfidf_outputs(["a house", "a sea"], labels, SINGLE, 2, ["a"])

@@ -91,11 +91,8 @@ def test_the_trivial_accuracy_is_that_of_the_most_frequent_label_of_the_held_out
     rows = [trainer.data_collator([trainer.eval_dataset[number]]) for number in range(len(trainer.eval_dataset))]
     labels = Counter(label for row in rows for label in row["labels"].flatten().tolist() if label != -100)
     ((token, number),) = labels.most_common(1)
-    assert trainer.evaluate()["eval_trivial_masked_accuracy"] == number / labels.total()
-    assert (
-        curve(trainer, "eval_trivial_masked_accuracy") == [number / labels.total()] * 3
-        and trainer.most_frequent == token
-    )
+    found = [*curve(trainer, "eval_trivial_masked_accuracy"), trainer.evaluate()["eval_trivial_masked_accuracy"]]
+    assert found == [number / labels.total()] * 3 and trainer.most_frequent == token
 
 
 def test_logged_figures_equal_a_plain_pass_over_the_rows(trainer_of, tmp_path):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from accelerate import PartialState
-from datasets import Dataset
+from datasets import Dataset, disable_progress_bars
 from transformers import (
     AutoConfig,
     IntervalStrategy,
@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.tokenization_utils_base import LARGE_INTEGER
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from transformers.utils import logging
 
 from ..files import messages
 from ..files.modules import replaceable_files
@@ -124,6 +125,9 @@ class Job(ABC):
     def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512, verbose: bool = True):
         check_leaves_tokens(max_seq_length)
         self.verbose = verbose
+        if not verbose:  # for the whole process
+            logging.disable_progress_bar()
+            disable_progress_bars()
         self.source, self.max_seq_length = str(model), max_seq_length
         self.tokenizer = load_tokenizer(self.source)
         if self.tokenizer.model_max_length > LARGE_INTEGER:

@@ -196,8 +196,8 @@ class PretrainingTrainer(CheckedCheckpoints):
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs):
         """Train from the start, or resume exactly from a checkpoint of the same run."""
-        file = Path(resume_from_checkpoint or ".", STATE)
-        state = TrainerState.load_from_json(str(file)) if resume_from_checkpoint else TrainerState()
+        checkpoint = Path(resume_from_checkpoint or ".", STATE)
+        state = TrainerState.load_from_json(str(checkpoint)) if resume_from_checkpoint else TrainerState()
         if self.is_world_process_zero():
             metrics = Path(self.args.output_dir, METRICS)
             metrics.parent.mkdir(parents=True, exist_ok=True)
