@@ -14,9 +14,9 @@ from pathlib import Path
 
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.files import check_target
-from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts
+from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts, say_saved
 from neobert_hf.hub import write_card
-from neobert_hf.runs import FineTuningArguments, lora_config, run_script, say_saved, tune_allocator
+from neobert_hf.runs import FineTuningArguments, lora_config, run_script, tune_allocator
 
 
 @dataclass

@@ -18,8 +18,9 @@ from neobert_hf.embeddings import (
     open_sets,
     train_reranker,
 )
+from neobert_hf.finetuning import say_saved
 from neobert_hf.hub import write_card
-from neobert_hf.runs import run_script, say_saved
+from neobert_hf.runs import run_script
 
 
 def train(arguments: RerankerArguments, training: RerankerTrainingArguments):

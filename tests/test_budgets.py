@@ -11,15 +11,15 @@ SRC = ROOT / "src/neobert_hf"
 CODE = {
     "model": 2104,
     "files": 769,
-    "runs": 629,
-    "pretraining": 1924,
-    "finetuning": 1607,
+    "runs": 689,
+    "pretraining": 1922,
+    "finetuning": 1828,
     "embeddings": 997,
     "hub": 1114,
     "export": 799,
     "cli and __init__": 300,
 }
-TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_335, 5_335, 20, 60
+TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_455, 5_335, 20, 60
 
 
 def code_lines(file):

@@ -84,13 +84,8 @@ def test_a_model_that_learns_something_has_no_such_warning(capsys):
     held_out = [f"this {thing}" for thing in things]
     Classifier().fit(texts, [text.split()[-1] for text in texts], (held_out, things), **NOTHING)
     printed = capsys.readouterr().out
-    for line in (
-        "validation, 3 rows +accuracy +f1",
-        "this model +1.0000 +1.0000",
-        "trivial: always invoice +0.3333 +0.1667",
-    ):
-        assert re.search(line, printed), line
-    assert "not better" not in printed
+    table = r"validation, 3 rows +accuracy +f1\nthis model +1.0000 +1.0000\n.*\ntrivial: always invoice +0.3333 +0.1667"
+    assert re.search(table, printed) and "not better" not in printed
 
 
 def test_a_metric_is_worse_unless_it_is_better_than_the_trivial_one_or_that_is_perfect():

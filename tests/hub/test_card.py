@@ -226,21 +226,15 @@ def test_a_card_shows_the_given_row_as_text_and_scores_beside_trivial_ones(folde
     shutil.copytree(folder / kind, tmp_path / kind)
     score = {"dataset": "a.csv", "metrics": {"f1": 0.5}, "trivial": {"f1": 0.25}}
     other = {"dataset": "b.csv", "metrics": {"f1": 0.6, "mse": 2.0}, "trivial": {"f1": 0.5}, "tfidf": {"f1": 0.55}}
-    record(tmp_path / kind, scores=[score] if kind == "answers" else [score, other])
+    record(tmp_path / kind, scores=[score, other])
     row = [HOSTILE + " 🎉", "When does it end?"][: 1 + (kind == "answers")]
     write_card(tmp_path / kind, example=row)
     card = (tmp_path / kind / "README.md").read_text("utf-8")
     code = re.search(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)[1]
     literals = {node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)}
     assert literals >= {*row} and "\x1b" not in card and "parcel" not in card
-    if kind == "answers":
-        assert "| a.csv | F1 | 0.5 | 0.25 |\n\nThe trivial answer does not look" in card and "TF-IDF" not in card
-    else:
-        assert (
-            "| dataset | metric | value | trivial answer | TF-IDF |\n|---|---|---|---|---|\n| a.csv | F1 | 0.5 | 0.25 |  |"
-            in card
-        )
-        assert "| b.csv | F1 | 0.6 | 0.5 | 0.55 |\n| b.csv | mean squared error | 2 |  |  |\n\nThe trivial" in card
+    table = "| a.csv | F1 | 0.5 | 0.25 |  |\n| b.csv | F1 | 0.6 | 0.5 | 0.55 |\n| b.csv | mean squared error | 2 |  |  |\n\n"
+    assert f"| trivial answer | TF-IDF |\n|---|---|---|---|---|\n{table}The trivial answer does not look" in card
     printed = capsys.readouterr().out
     assert "shows a row of your data" in printed and "\x1b" not in printed
 

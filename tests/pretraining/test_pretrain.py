@@ -47,6 +47,7 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     record = read_json_object(tmp_path / "two/training.json")
     assert record["source"] is None and record["rows"] == {"train.jsonl": 600}
     assert record["scores"][0]["metrics"]["masked_accuracy"] == summary["eval_masked_accuracy"]
+    assert record["scores"][0]["trivial"]["masked_accuracy"] == summary["eval_trivial_masked_accuracy"] > 0
     told = {"phase": 2, "schedule": "constant", "mask_rate": "0.2", "longer_than": "24, 40", "init_from": "one"}
     told |= {"train_files": "train.jsonl", "steps": 6, "num_tokens": summary["num_tokens"], "precision": "fp32"}
     assert told.items() <= record["settings"].items()

@@ -1,6 +1,7 @@
 """`PretrainingTrainer`: batch format and accumulation change nothing, figures are right, a loss that is not finite ends a run."""
 
 import json
+from collections import Counter
 from itertools import count
 
 import numpy as np
@@ -82,6 +83,16 @@ def test_batch_and_accumulation_give_the_same_curve(trainer_of):
         trainer.train()
         curves.append(np.array(curve(trainer)))
     assert max(np.abs(curves[0] - other).max() for other in curves[1:]) < 1e-4
+
+
+def test_the_trivial_accuracy_is_that_of_the_most_frequent_label_of_the_held_out_rows(trainer_of):
+    trainer = trainer_of(eval_strategy="steps", eval_steps=5)
+    trainer.train()
+    rows = [trainer.data_collator([trainer.eval_dataset[number]]) for number in range(len(trainer.eval_dataset))]
+    labels = Counter(label for row in rows for label in row["labels"].flatten().tolist() if label != -100)
+    ((token, number),) = labels.most_common(1)
+    found = [*curve(trainer, "eval_trivial_masked_accuracy"), trainer.evaluate()["eval_trivial_masked_accuracy"]]
+    assert found == [number / labels.total()] * 3 and trainer.most_frequent == token
 
 
 def test_logged_figures_equal_a_plain_pass_over_the_rows(trainer_of, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from ..files.messages import say
 from ..files.modules import check_modules_of
 from ..files.trust import keep_known_settings
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, ResumeArguments, default_learning_rate
-from ..runs.loading import load_with_new_head
+from ..runs.progress import without_bars
 from .models import warn_of_truncated
 from .pairs import Sets, as_sets, texts_of
 from .training import PairArguments, train_and_record
@@ -66,7 +67,8 @@ def open_reranker(name: str, max_seq_length: int | None = None) -> CrossEncoder:
     """
     check_modules_of(name)
     options = {"dtype": torch.float32, "ignore_mismatched_sizes": True}  # of a head with several labels
-    model = load_with_new_head(lambda: CrossEncoder(name, num_labels=1, model_kwargs=options))
+    with without_bars(is_head_new=True):
+        model = CrossEncoder(name, num_labels=1, model_kwargs=options)
     model[0].processor = keep_known_settings(model.tokenizer, name)
     model.max_seq_length = max_seq_length or min(model.max_seq_length, 512)
     return model
@@ -125,7 +127,7 @@ def reranking_evaluator(
         for (query, right), hits in zip(answers.items(), ranked)
     ]
     return CrossEncoderRerankingEvaluator(
-        samples, always_rerank_positives=False, name=name, write_csv=False, show_progress_bar=True
+        samples, always_rerank_positives=False, name=name, write_csv=False, show_progress_bar=sys.stderr.isatty()
     )
 
 

@@ -1,5 +1,6 @@
 """Retrieval evaluation on pairs of query and document, with sentence-transformers' evaluator."""
 
+import sys
 from collections.abc import Iterable, Mapping
 
 from datasets import Dataset
@@ -32,7 +33,7 @@ def pairs_evaluator(
         precision_recall_at_k=[1, 10],
         map_at_k=[10],
         batch_size=64,
-        show_progress_bar=True,
+        show_progress_bar=sys.stderr.isatty(),
         name=name,
         write_csv=False,
         **prompts,

@@ -21,6 +21,7 @@ from ..files.texts import as_list, check_leaves_tokens
 from ..files.writing import content_hash, file_hash, keeping, saving
 from ..runs import MINI_MODEL_PATH, curve_of, lock_run, train_or_resume, tune_allocator, write_record
 from ..runs.manifests import what_is_left
+from ..runs.progress import without_bars
 from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
 
 # Values of a run that its card shows.
@@ -132,7 +133,8 @@ def train_and_record(
         trainer = train_or_resume(make_trainer, training, run)
         is_first = trainer.is_world_process_zero()
         # the card of sentence-transformers shows texts of the training data
-        with saving(folder, what_is_left(folder)), keeping(folder / "README.md") if is_first else nullcontext():
+        kept = keeping(folder / "README.md") if is_first else nullcontext()
+        with saving(folder, what_is_left(folder)), without_bars(), kept:
             trainer.save_model()
         if not is_first:
             return []
@@ -152,10 +154,9 @@ def train_and_record(
 
 def _evaluate(trainer: BaseTrainer, evaluators: Sequence[BaseEvaluator]) -> list[dict[str, float]]:
     """Metrics of each evaluator by name, without its own name; none in all processes but the first."""
-    used = evaluators if trainer.is_world_process_zero() else ()
     return [
         {name.removeprefix(f"{evaluator.name}_"): float(value) for name, value in evaluator(trainer.model).items()}
-        for evaluator in used
+        for evaluator in (evaluators if trainer.is_world_process_zero() else ())
     ]
 
 

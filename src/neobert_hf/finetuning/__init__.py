@@ -11,6 +11,7 @@ NAMES_OF = {
     "predictions": ("write_predictions",),
     "questions": ("read_questions",),
     "rows": ("LabelledDataArguments", "LabelledRows"),
+    "summary": ("say_saved",),
     "tagger": ("Tagger", "tag_metrics"),
     "texts": ("LabelledTextArguments", "read_labelled_texts"),
     "words": ("TaggedWordArguments", "read_tagged_words"),
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from .predictions import write_predictions as write_predictions
     from .questions import read_questions as read_questions
     from .rows import LabelledDataArguments as LabelledDataArguments, LabelledRows as LabelledRows
+    from .summary import say_saved as say_saved
     from .tagger import Tagger as Tagger, tag_metrics as tag_metrics
     from .texts import LabelledTextArguments as LabelledTextArguments, read_labelled_texts as read_labelled_texts
     from .words import TaggedWordArguments as TaggedWordArguments, read_tagged_words as read_tagged_words

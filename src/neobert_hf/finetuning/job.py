@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -44,7 +45,6 @@ from ..runs import (
 )
 from ..runs.arguments import EPOCHS, is_best_if_large
 from ..runs.folders import RESULTS, RUN, TRAINING_FILES
-from ..runs.loading import load_with_new_head
 from ..runs.manifests import what_is_left
 from ..runs.progress import without_bars
 from ..runs.record import origin_of
@@ -125,7 +125,7 @@ class Job(ABC):
     def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512, verbose: bool = True):
         check_leaves_tokens(max_seq_length)
         self.verbose = verbose
-        if not verbose:  # for the whole process, as `disable_tqdm` does
+        if not verbose:  # for the whole process
             logging.disable_progress_bar()
             disable_progress_bars()
         self.source, self.max_seq_length = str(model), max_seq_length
@@ -198,7 +198,8 @@ class Job(ABC):
             names = dict(enumerate(self._names))
             options |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
         options |= {"dtype": "float32", "ignore_mismatched_sizes": True}
-        model = load_with_new_head(lambda: self.auto_class.from_pretrained(self.source, **options))
+        with without_bars(is_head_new=True):
+            model = self.auto_class.from_pretrained(self.source, **options)
         check_max_length(model, self.max_seq_length)
         return model
 
@@ -242,7 +243,8 @@ class Job(ABC):
 
     def _tokenized(self, *columns: Any, **options: Any) -> Dataset:
         """What `_rows` returns, with a bar if this takes more than a second."""
-        with nullcontext() if len(columns[0]) > MANY_ROWS else without_bars():
+        is_shown = self.verbose and len(columns[0]) > MANY_ROWS and sys.stderr.isatty()
+        with nullcontext() if is_shown else without_bars():
             return self._rows(*columns, **options)
 
     def _outputs(self, rows: Dataset, logits: Any, inputs: Sequence) -> Any:
@@ -530,7 +532,8 @@ class Job(ABC):
         write_record(folder, self._training, source=origin, remark=remark, **more)
 
     def _save_weights(self, folder: str | Path) -> None:
-        self._opened().save_model(str(folder))
+        with without_bars():
+            self._opened().save_model(str(folder))
 
 
 def names_of_worse(found: Mapping[str, float], trivial: Mapping[str, float]) -> list[str]:

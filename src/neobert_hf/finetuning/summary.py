@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
-from tabulate import tabulate
-
-from ..files.messages import say
+from ..files.messages import say, say_next
+from ..files.writing import matches
+from ..runs.folders import files_of_model
 
 MOST_SHOWN = 5  # classes in a line
+TOLD = ("README.md", "*_results.json", "classification_report_*.txt", "*.png", "predictions.*")  # files for a reader
 WIDTH = 40  # of a name, in characters
 
 
 def say_scores(title: str, scores: Mapping[str, Mapping[str, float]]) -> None:
     """Tell a table with a line for each answer: its name, and its metrics."""
+    from tabulate import tabulate  # other trainings use `say_saved` without it
+
     lines = [[name[:WIDTH], *metrics.values()] for name, metrics in scores.items()]
     names = next(iter(scores.values()))
     say(tabulate(lines, [title, *names], tablefmt="plain", floatfmt=".4f", disable_numparse=[0]))
@@ -24,3 +28,22 @@ def say_worst(scores: Mapping[str, float]) -> None:
     worst = sorted(scores.items(), key=lambda item: item[1])[:MOST_SHOWN]
     if len(scores) > 1:
         say("lowest f1: " + ", ".join(f"{name[:WIDTH]} {value:.3f}" for name, value in worst))
+
+
+def say_saved(folder: str | Path, *command: str, test_file: str = "NEW.csv") -> None:
+    """Tell what the folder of a trained model has for a reader, and the commands that may follow.
+
+    Args:
+        folder: Folder of the model, or of an adapter.
+        command: Command of `neobert` that predicts with it, if there is one, and options of it.
+        test_file: Name of a file that this command reads.
+    """
+    names = files_of_model(folder)
+    shown = [name for name in names if matches(Path(name), TOLD)]
+    kind = "adapter" if "adapter_config.json" in names else "model"
+    say(f"{folder} has the {kind}, {', '.join(shown)}")
+    commands = [("serve", folder), ("export", folder, f"{folder}-exported")] if kind == "model" else []
+    if command:
+        options = ("--model_name_or_path", folder, "--test_file", test_file, "--output_dir", f"{folder}-new")
+        commands.insert(0, (*command, *options))
+    say_next(*(("neobert", *words) for words in commands))

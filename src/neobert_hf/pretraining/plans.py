@@ -276,8 +276,8 @@ def _write(folder, plan, made_from):
     for name in ARRAYS:
         with writing(folder / f"{name}.npy", RERUN_HINT) as file:
             np.save(file, getattr(plan, name))
-    content = {**made_from, "num_pieces": plan.num_pieces, "num_tokens": plan.num_tokens}
-    write_json(folder / PLAN, content, RERUN_HINT)
+    counts = {"num_pieces": plan.num_pieces, "num_tokens": plan.num_tokens}
+    write_json(folder / PLAN, made_from | counts, RERUN_HINT)
 
 
 def read_packing_plan(folder: str | Path) -> PackingPlan:

@@ -193,6 +193,5 @@ def order_of_rows(data: CorpusArguments, training: PretrainingArguments) -> dict
     if not data.streaming:
         return order | {"long_documents": data.long_documents}
     if training.dataloader_num_workers:  # each packs documents of its own, and gives whole batches in turn
-        order["dataloader_num_workers"] = training.dataloader_num_workers
-        order["per_device_train_batch_size"] = training.per_device_train_batch_size
+        order |= {name: getattr(training, name) for name in ("dataloader_num_workers", "per_device_train_batch_size")}
     return order

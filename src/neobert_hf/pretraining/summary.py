@@ -25,19 +25,16 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict, record: dict) -> 
     machine = environment()
     folder, log = Path(trainer.args.output_dir), trainer.state.log_history
     last = [entry for entry in log if "masked_accuracy" in entry][-1]
-    names = ("num_tokens", "num_masked", "loss", "perplexity", "masked_accuracy")
-    speeds = [entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry]
-    shares = [entry["model_flops_utilization"] for entry in log if "model_flops_utilization" in entry]
+    speeds = ("tokens_per_s", "model_flops_utilization")
     model, counts = trainer.accelerator.unwrap_model(trainer.model), trainer.state.stateful_callbacks[COUNTS]
     summary = {
         **run,
         "num_parameters": num_elements(model.parameters()),
         "training_flops": training_flops(model, *(counts[name] for name in SIZES)),
         "steps": trainer.state.global_step,
-        **{name: last[name] for name in names},
+        **{name: last[name] for name in ("num_tokens", "num_masked", "loss", "perplexity", "masked_accuracy")},
         **held_out,
-        "tokens_per_s": float(np.median(speeds)),
-        "model_flops_utilization": float(np.median(shares)),
+        **{name: float(np.median([entry[name] for entry in log if name in entry])) for name in speeds},
         "packing_efficiency": last["num_tokens"] / (trainer.state.global_step * trainer.args.tokens_per_step),
         "training_seconds": trainer.seconds,
         "devices": trainer.accelerator.num_processes,
@@ -59,22 +56,25 @@ def _write_record(training, summary, record):
     dataset = source.get("dataset_name")
     names = [file["name"] for file in source.get("files", ())] or [dataset]
     count = summary["data"].get("num_documents") if len(names) == 1 else None
-    machine, versions = summary["machine"], summary["versions"].items()
+    machine = summary["machine"]
     values = {name: value for name, value in record.items() if name != "run"} | record["run"]
-    settings = {name: _public(value) for name, value in values.items()} | {name: summary[name] for name in FIGURES}
-    settings |= {
-        "versions": ", ".join(f"{name} {version}" for name, version in versions),
+    settings = {
+        **{name: _public(value) for name, value in values.items()},
+        **{name: summary[name] for name in FIGURES},
+        "versions": ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
         "machine": machine["gpu"] or f"{machine['processor']} ({machine['instructions']})",
         "time": f"{summary['training_seconds']:.0f} s",
     }
     metrics = {name.removeprefix("eval_"): summary[name] for name in summary if name in HELD_OUT_METRICS}
+    score = {"dataset": "held-out documents", "split": "validation", "metrics": metrics}
+    score["trivial"] = {"masked_accuracy": summary.get("eval_trivial_masked_accuracy")}
     write_record(
         training.output_dir,
         training,
         source=training.init_from,
         rows=dict.fromkeys(names, count),
         datasets=[dataset] if dataset and not Path(dataset).is_dir() else [],
-        scores=[{"dataset": "held-out documents", "split": "validation", "metrics": metrics}] if metrics else [],
+        scores=[score] if metrics else [],
         settings=settings,
     )
 
@@ -110,10 +110,8 @@ def plot_curves(log: list[dict], file: Path) -> None:
             if points:
                 label = "held out" if name.startswith("eval") else "training"
                 axes.plot(*zip(*points), label=label, marker="." if len(points) < 20 else None)
-        axes.set_title(title)
-        axes.set_xlabel("real tokens seen")
-        axes.xaxis.set_major_locator(MaxNLocator(6))
-        axes.xaxis.set_major_formatter(EngFormatter())
+        axes.set(title=title, xlabel="real tokens seen")
+        axes.xaxis.set(major_locator=MaxNLocator(6), major_formatter=EngFormatter())
         axes.grid(alpha=0.3)
         if len(names) > 1:
             axes.legend()

@@ -134,10 +134,12 @@ class PretrainingTrainer(CheckedCheckpoints):
                 file.write(json.dumps(self.state.log_history[-1]) + "\n")
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
-        """Run Trainer's evaluation; return also the loss per masked token over the whole held-out set and the masked accuracy."""
-        self.held_out = TokenCounter(self.args.device)
-        metrics = super().evaluate(*args, **kwargs)
-        metrics |= self._held_out_figures()
+        """Run Trainer's evaluation; return also the loss per masked token over the whole held-out set, and the masked accuracy.
+
+        `eval_trivial_masked_accuracy` is that of the most frequent token of the same masked positions.
+        """
+        self.held_out = TokenCounter(self.args.device, vocab_size=self.model.config.vocab_size)
+        metrics = super().evaluate(*args, **kwargs)  # which `log` has changed
         self.held_out = None
         return metrics
 
@@ -151,10 +153,13 @@ class PretrainingTrainer(CheckedCheckpoints):
         counts = self.held_out.totals(self.accelerator)
         num_masked = counts["num_masked"] or math.nan  # there is no mean over no tokens
         loss = counts["loss_sum"] / num_masked
+        of_labels = self.accelerator.reduce(self.held_out.of_labels, "sum")
+        self.most_frequent = of_labels.argmax().item()
         return {
             "eval_loss": loss,
             "eval_perplexity": math.exp(min(loss, 700)),
             "eval_masked_accuracy": counts["num_correct"] / num_masked,
+            "eval_trivial_masked_accuracy": of_labels.max().item() / num_masked,
         }
 
     def _training_figures(self, loss, counts):
@@ -167,8 +172,7 @@ class PretrainingTrainer(CheckedCheckpoints):
         return {
             "perplexity": math.exp(min(loss, 700)),
             "masked_accuracy": new["num_correct"] / max(new["num_masked"], 1),
-            "num_tokens": counts["num_tokens"],
-            "num_masked": counts["num_masked"],
+            **{name: counts[name] for name in ("num_tokens", "num_masked")},
             "packing_efficiency": new["num_tokens"] / (num_steps * self.args.tokens_per_step),
             "tokens_per_s": new["num_tokens"] / seconds,
             "model_flops_utilization": flops / seconds / (self._peak * self.accelerator.num_processes),
@@ -192,16 +196,14 @@ class PretrainingTrainer(CheckedCheckpoints):
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs):
         """Train from the start, or resume exactly from a checkpoint of the same run."""
-        state = TrainerState()
-        if resume_from_checkpoint:
-            state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, STATE)))
+        checkpoint = Path(resume_from_checkpoint or ".", STATE)
+        state = TrainerState.load_from_json(str(checkpoint)) if resume_from_checkpoint else TrainerState()
         if self.is_world_process_zero():
             metrics = Path(self.args.output_dir, METRICS)
             metrics.parent.mkdir(parents=True, exist_ok=True)
             with writing(metrics) as file:
                 file.write("".join(json.dumps(entry) + "\n" for entry in state.log_history).encode())
-        zeros = dict.fromkeys(TokenCounter.NAMES, 0)
-        before = state.stateful_callbacks.get(COUNTS, zeros)
+        before = state.stateful_callbacks.get(COUNTS, dict.fromkeys(TokenCounter.NAMES, 0))
         self.seconds = before.get(SECONDS, 0.0)  # of the whole run
         self.counter = TokenCounter(self.args.device, before)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
@@ -227,7 +229,8 @@ class TokenCounter:
 
     NAMES = ("num_tokens", "num_masked", "num_correct", "sum_of_squares")
 
-    def __init__(self, device: torch.device, before: dict | None = None):
+    def __init__(self, device: torch.device, before: dict | None = None, vocab_size: int = 0):
+        self.of_labels = torch.zeros(vocab_size, dtype=torch.int64, device=device)  # labels of each token
         self.counts = torch.zeros(len(self.NAMES), dtype=torch.int64, device=device)
         self.loss_sum = torch.zeros((), device=device)
         self.before = before or {}  # the totals of an earlier part of the run
@@ -248,6 +251,8 @@ class TokenCounter:
             predictions = outputs["logits"].argmax(-1)
             expected = labels[is_masked] if predictions.ndim == 1 else labels
             num_correct = (predictions == expected).sum()
+        if len(self.of_labels):  # of held-out rows: bincount waits for the device
+            self.of_labels += torch.bincount(labels[is_masked], minlength=len(self.of_labels))
         self.counts += torch.stack((num_tokens, is_masked.sum(), num_correct, squares))
         self.loss_sum += loss_sum
 

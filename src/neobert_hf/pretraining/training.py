@@ -30,6 +30,7 @@ from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs import lock_run, train_or_resume, tune_allocator
 from ..runs.folders import RUN, SUMMARY
 from ..runs.manifests import what_is_left
+from ..runs.progress import without_bars
 from .arguments import CorpusArguments, PretrainingArguments, record_of
 from .collators import PackedMLMCollator
 from .optimizers import (
@@ -49,6 +50,7 @@ from .trainer import PretrainingTrainer
 
 logger = logging.get_logger(__name__)
 
+HELD_OUT = "masked accuracy {eval_masked_accuracy:.4f}; of the token {token!r} alone {eval_trivial_masked_accuracy:.4f}"
 # A variant of the model: a class, or a function from the config to a model.
 ModelOrClass = type[PreTrainedModel] | Callable[[PretrainedConfig], PreTrainedModel]
 
@@ -95,13 +97,13 @@ def _pretrain(data, training, recipe, variant, optimizer, schedule):
     set_seed(training.seed)
     if training.device.type == "cpu":
         tune_allocator()
-    if training.process_index == 0:
-        say(f"recipe {training.recipe}, phase {training.phase}:\n{as_yaml(record)}")
+    say(f"recipe {training.recipe}, phase {training.phase}:\n{as_yaml(record)}")
     tokenizer = load_tokenizer(data.tokenizer_name or recipe.tokenizer)
     rows = open_text(data, training, tokenizer)
     if tokenizer.mask_token is None or tokenizer.pad_token is None:  # LLaMA's, of m3; text is tokenized without them
         tokenizer.add_special_tokens({"mask_token": "[MASK]", "pad_token": "[PAD]"})
-    model = make_model(recipe, training, tokenizer, variant)
+    with without_bars():
+        model = make_model(recipe, training, tokenizer, variant)
     optimizer = optimizer or optimizer_of(recipe, model)
     run = identity(training, model, tokenizer, rows, variant, optimizer) | of_schedule
     if training.phase == 2:
@@ -355,15 +357,10 @@ def identity(
 def make_collator(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PackedMLMCollator:
     """Return the collator with the masks and the batch format of a recipe."""
     is_packed = recipe.batch_format == "packed"
-    return PackedMLMCollator(
-        tokenizer,
-        recipe.mask_rate[0],
-        recipe.mask_replace_prob,
-        recipe.random_replace_prob,
-        recipe.batch_format,
-        return_flash_attn_kwargs=is_packed,
-        trust_boundaries=is_packed,  # the GPU does not wait for checks of positions and labels
-    )
+    options = {"return_flash_attn_kwargs": is_packed}
+    options["trust_boundaries"] = is_packed  # the GPU does not wait for checks of positions and labels
+    shares = (recipe.mask_rate[0], recipe.mask_replace_prob, recipe.random_replace_prob)
+    return PackedMLMCollator(tokenizer, *shares, recipe.batch_format, **options)
 
 
 def finish(trainer: PretrainingTrainer, run: dict, record: dict) -> None:
@@ -372,8 +369,10 @@ def finish(trainer: PretrainingTrainer, run: dict, record: dict) -> None:
     trainer.model.config.sparse_prediction = False
     if trainer.is_fsdp_enabled:  # one file, even if checkpoints are sharded
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-    with saving(Path(trainer.args.output_dir), what_is_left(trainer.args.output_dir)):
+    with saving(Path(trainer.args.output_dir), what_is_left(trainer.args.output_dir)), without_bars():
         trainer.save_model()
     if trainer.is_world_process_zero():
         summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")}, record)
+        if metrics:
+            say(HELD_OUT.format(**metrics, token=trainer.processing_class.decode([trainer.most_frequent])))
         say(json.dumps({k: v for k, v in summary.items() if not isinstance(v, dict)}))

@@ -13,6 +13,7 @@ from ..files.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece
 from ..files.writing import new_folder
 from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs import write_record
+from ..runs.progress import without_bars
 from .arguments import CorpusArguments, PretrainingArguments
 from .corpus import open_corpus
 
@@ -118,7 +119,8 @@ def write_adapted_model(
     if Path(source, "adapter_config.json").is_file():
         raise ValueError(f"{source} holds an adapter; merge it, and give the folder of the whole model")
     folder, old = Path(training.output_dir, "start"), load_tokenizer(source)
-    model = NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32)
+    with without_bars():
+        model = NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32)
     if "decoder" in model.new_layers:
         raise ValueError(f"{source} has no decoder, so it predicts no tokens; give a masked language model")
     if data.tokenizer_name:

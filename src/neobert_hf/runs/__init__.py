@@ -15,7 +15,7 @@ NAMES_OF = {
     "arguments": ("FineTuningArguments", "PrecisionArguments", "ResumeArguments", "default_learning_rate"),
     "commands": ("CommandParser", "run_script"),
     "errors": ("one_line", "run_command"),
-    "folders": ("begin_or_resume", "curve_of", "last_complete_checkpoint", "lock_run", "say_saved", "train_or_resume"),
+    "folders": ("begin_or_resume", "curve_of", "last_complete_checkpoint", "lock_run", "train_or_resume"),
     "machine": ("environment",),
     "manifests": ("CheckedCheckpoints",),
     "record": ("write_record",),
@@ -40,7 +40,6 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         curve_of as curve_of,
         last_complete_checkpoint as last_complete_checkpoint,
         lock_run as lock_run,
-        say_saved as say_saved,
         train_or_resume as train_or_resume,
     )
     from .machine import environment as environment

@@ -6,12 +6,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import datasets
 import torch
 import transformers
 from transformers import PretrainedConfig, TrainingArguments
 from transformers.hf_argparser import HfArg
-from transformers.utils import logging
 
 from ..files.messages import say
 from ..model.machine_neobert import best_dtype
@@ -64,9 +62,6 @@ class PrecisionArguments(Mixin):
             self.use_cpu |= not torch.accelerator.is_available()  # transformers refuses bf16 on a CPU without it
         super().__post_init__()
         self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns without one
-        if self.disable_tqdm:
-            logging.disable_progress_bar()
-            datasets.disable_progress_bars()
 
 
 @dataclass

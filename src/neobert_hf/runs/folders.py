@@ -10,7 +10,6 @@ from torch import distributed
 from transformers import Trainer, TrainingArguments
 from transformers.utils import logging
 
-from ..files.messages import say, say_next
 from ..files.trust import MODEL_FILES
 from ..files.writing import WRITTEN, check_target, matches, only_writer, write_json
 from .arguments import ResumeArguments
@@ -24,13 +23,12 @@ RUN = "run.json"
 SUMMARY = "training_summary.json"
 RECIPE = "recipe.yaml"  # of a pretraining: what repeats it
 LOCK = "_lock"  # Trainer does not upload files whose name begins with an underscore
-ADAPTER = "adapter_config.json"
-# What our trainings write for readers: scores, pictures and predictions; and beside them adapters and records.
-SHOWN = (
+# What our trainings write beside them: adapters, records, scores, pictures and predictions.
+RESULTS = (
+    *("adapter_config.json", "adapter_model.safetensors", "base.json", "training.json", "training_args.bin"),
     *("*_results.json", "classification_report_*.txt", "confusion_matrix_*.png", "training_curves.png"),
     *("predictions.csv", "predictions.jsonl", SUMMARY, RECIPE),
 )
-RESULTS = (ADAPTER, "adapter_model.safetensors", "base.json", "training.json", "training_args.bin", *SHOWN)
 # And what only a resume needs, and the logs.
 METRICS = "metrics.jsonl"
 EVENTS = "events.out.tfevents.*"  # of TensorBoard
@@ -54,25 +52,6 @@ def files_of_model(folder: str | Path) -> list[str]:
     names = sorted(path.name for path in Path(folder).glob("*") if not path.is_dir())
     found = [name for name in names if matches(Path(name), (*MODEL_FILES, *RESULTS))]
     return sorted(found, key=lambda name: name.endswith(".py"))
-
-
-def say_saved(folder: str | Path, *command: str, test_file: str = "NEW.csv") -> None:
-    """Tell what the folder of a trained model has for a reader, and the commands that may follow.
-
-    Args:
-        folder: Folder of the model, or of an adapter.
-        command: Command of `neobert` that predicts with it, if there is one, and options of it.
-        test_file: Name of a file that this command reads.
-    """
-    names = files_of_model(folder)
-    shown = [name for name in names if matches(Path(name), (*SHOWN, "README.md"))]
-    kind = "adapter" if ADAPTER in names else "model"
-    say(f"{folder} has the {kind}, {', '.join(shown)}")
-    commands = [("serve", folder), ("export", folder, f"{folder}-exported")] if kind == "model" else []
-    if command:
-        options = ("--model_name_or_path", folder, "--test_file", test_file, "--output_dir", f"{folder}-new")
-        commands.insert(0, (*command, *options))
-    say_next(*(("neobert", *words) for words in commands))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from ..files.writing import saving, write_json
-from .progress import Progress, without_bars
+from .progress import EpochLines, Progress, without_bars
 
 logger = logging.get_logger(__name__)
 
@@ -46,14 +46,9 @@ class CheckedCheckpoints(Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        for other in (PrinterCallback, ProgressCallback):  # the one of notebooks stays
-            if self.pop_callback(other):
-                self.add_callback(Progress)
-
-    def save_model(self, *args, **kwargs):
-        """Save as Trainer does, without a bar."""
-        with without_bars():
-            super().save_model(*args, **kwargs)
+        for theirs, ours in ((PrinterCallback, EpochLines), (ProgressCallback, Progress)):  # that of notebooks stays
+            if self.pop_callback(theirs):
+                self.add_callback(ours)
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
         """Log as Trainer does, without `train_loss`."""
@@ -66,7 +61,7 @@ class CheckedCheckpoints(Trainer):
         # Trainer would remove older checkpoints before this one is complete.
         limit, args.save_total_limit = args.save_total_limit, None
         try:
-            with saving(folder, what_is_left(args.output_dir)):
+            with saving(folder, what_is_left(args.output_dir)), without_bars():
                 if args.should_save:
                     folder.mkdir(parents=True, exist_ok=True)
                     (folder / UNFINISHED).touch()
