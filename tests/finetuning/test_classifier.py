@@ -251,12 +251,14 @@ def test_predictions_scores_and_metrics_of_other_labels_belong_together(model_fo
         scores = classifier.predict_proba(rows)
         assert classifier.classes_.tolist() == ["old", "red"]
         assert found == [[name for name, score in zip(("old", "red"), row) if score > 0.5] for row in scores]
-        assert classifier.evaluate(rows, labels)["accuracy"] == np.mean([a == b for a, b in zip(found, labels)])
+        accuracy = np.mean([a == b for a, b in zip(found, labels)])
+        assert classifier.evaluate(rows, labels)["accuracy"] == classifier.score(rows, labels) == accuracy
+        assert classifier.score(rows[:2], [["new"], found[1]]) == 0.5, "an unknown class is an error of the model"
     else:
         assert found == classifier.outputs(rows)[:, 0].tolist() and all(type(number) is float for number in found)
-        assert classifier.evaluate(rows, labels)["mse"] == pytest.approx(
-            np.mean(np.subtract(found, labels) ** 2), rel=1e-4
-        )
+        error = np.mean(np.subtract(found, labels) ** 2)
+        assert classifier.evaluate(rows, labels)["mse"] == pytest.approx(error, rel=1e-4)
+        assert classifier.score(rows, labels) == pytest.approx(1 - error / np.var(labels), rel=1e-4)
 
 
 def test_a_saved_classifier_predicts_the_same_and_its_record_says_how_it_was_trained(model_folder, tmp_path):

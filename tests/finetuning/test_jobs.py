@@ -58,12 +58,6 @@ def shuffled(column):
     return pandas.Series(column, index=range(len(column))[::-1])
 
 
-def test_a_series_with_another_index_is_the_same_as_a_list(trained, start):
-    job, columns = trained
-    again = type(job)(start, 16).fit(*map(shuffled, columns), **FAST)
-    assert again.predict(*map(shuffled, columns[:-1])) == job.predict(*columns[:-1])
-
-
 @pytest.mark.parametrize("job", COLUMNS)
 def test_a_job_that_is_not_verbose_tells_nothing_and_learns_the_same(start, tmp_path, capsys, caplog, job):
     columns = COLUMNS[job]
@@ -161,6 +155,11 @@ REFUSED = [
     (Classifier, lambda job: job.fit(ONE, ["x", "y"], ([], [])), "0 texts; give at least one row"),
     (Classifier, lambda job: job.fit(ONE, ["x", "y"], (ONE,)), "1 columns; give texts and labels"),
     (Classifier, lambda job: job.fit(ONE, [0, 1], training=FineTuningArguments("x"), seed=7), "give seed in the train"),
+    (Classifier, lambda job: job.fit(ONE, [0, 1], epochs=3), r"epochs=3 is no .*; did you mean num_train_epochs\?"),
+    (Tagger, lambda job: job.fit(WORDS, TAGS, lr=0.1), r"lr=0.1 is no .*; did you mean learning_rate\?"),
+    (Classifier, lambda job: job.fit(ONE, [0, 1], batch_size=8), r"did you mean per_device_train_batch_size\?"),
+    (FewShotClassifier, lambda job: job.fit(TEXTS, LABELS, warmup=9), r"did you mean warmup_steps\?"),
+    (Classifier, lambda job: job.fit(ONE, [0, 1], zeal=3), "zeal=3 is no training argument; see FineTuningArguments"),
     (Classifier, lambda job: job.fit(ONE, None), "labels are a NoneType; give a list with an item for each row"),
     (Classifier, lambda job: job.model_, "is not a trained classifier; give the folder of one .*, or rows to train on"),
     (Classifier, lambda job: job.merge(), "is not a trained classifier"),
@@ -185,17 +184,6 @@ REFUSED = [
 def test_what_a_job_cannot_use_is_refused(start, job, call, message):
     with pytest.raises(ValueError, match=message):
         call(job(start))
-
-
-ARGUMENTS = {"epochs": "num_train_epochs", "lr": "learning_rate", "batch_size": "per_device_train_batch_size"}
-ARGUMENTS |= {"warmup_step": "warmup_steps", "max_epochs": "num_train_epochs", "optimizer": None}
-
-
-@pytest.mark.parametrize(("name", "meant"), ARGUMENTS.items())
-def test_an_argument_that_no_training_has_names_a_similar_one(start, name, meant):
-    hint = f"did you mean {meant}?" if meant else "see FineTuningArguments"
-    with pytest.raises(TypeError, match=re.escape(f"{name}=3 is no training argument; {hint}")):
-        Classifier(start).fit(TEXTS, LABELS, **{name: 3})
 
 
 def test_a_fit_checks_the_rows_of_a_file_only_if_their_labels_are_of_another_kind(start, tmp_path, monkeypatch):

@@ -73,7 +73,7 @@ def training_arguments(
     if unknown := [name for name in options if name not in names]:
         found = f"{unknown[0]}={options[unknown[0]]!r:.80} is no training argument"
         similar = similar_argument(unknown[0], names)
-        raise TypeError(f"{found}; {f'did you mean {similar}?' if similar else f'see {kind.__name__}'}")
+        raise ValueError(f"{found}; {f'did you mean {similar}?' if similar else f'see {kind.__name__}'}")
     with TemporaryDirectory() as folder:
         if training:
             training = copy.copy(training)
