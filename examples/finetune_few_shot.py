@@ -26,6 +26,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.losses import BatchAllTripletLoss
+from sklearn.exceptions import NotFittedError
 from transformers.hf_argparser import HfArg
 
 from neobert_hf.embeddings import open_embedding_model
@@ -93,19 +94,25 @@ class FewShotClassifier(Classifier):
 
     def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 128, verbose: bool = True):
         super().__init__(model, max_seq_length, verbose=verbose)
+
+    def _begin(self) -> None:
+        super()._begin()
         self._encoder = self._load_new()
 
     def _load_new(self, **_) -> SentenceTransformer:
-        return open_embedding_model(self.source, model_kwargs={"dtype": torch.float32})
+        return open_embedding_model(self._source, model_kwargs={"dtype": torch.float32})
 
     @property
     def model_(self) -> SentenceTransformer:
         """The embedding model; after `fit` with the layers of the classes."""
+        self._start()
         return self._encoder
 
     def _read_labels(self) -> None:
         if not has_head(self._encoder):
-            raise ValueError(f"{self.source} has no classes; give the folder of a trained model, or rows to train on")
+            raise NotFittedError(
+                f"{self._source} has no classes; give the folder of a trained model, or rows to train on"
+            )
         names = self._encoder[0].config.id2label
         self.problem_type, self._names = SINGLE, [names[i] for i in range(len(names))]
 
@@ -150,7 +157,7 @@ class FewShotClassifier(Classifier):
         numbers = self.encode(labels)
         if held_out:
             self.encode(held_out[1])  # an unknown class is an error before the training
-        self._encoder = model = self._load_new()  # of a second fit too
+        model = self._encoder
         with training_arguments(training, options, kind=FewShotTrainingArguments) as training:
             chosen = draw_examples(numbers, examples_per_class, training.seed)
             examples = {"text": [texts[i] for i in chosen], "label": [numbers[i] for i in chosen]}
@@ -175,7 +182,7 @@ class FewShotClassifier(Classifier):
                 trainer = FewShotTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model))
                 return self._quieted(trainer)
 
-            run = {"job": "few examples", "model": self.source, "classes": self._names, "rows": content_hash(examples)}
+            run = {"job": "few examples", "model": self._source, "classes": self._names, "rows": content_hash(examples)}
             run |= {"max_seq_length": self.max_seq_length} | curve_of(training)
             with lock_run(training.output_dir):
                 train_or_resume(make_trainer, training, run)
@@ -191,7 +198,7 @@ class FewShotClassifier(Classifier):
         Raises:
             ValueError: The model is not trained, or a row has a fault.
         """
-        self._read_labels()
+        _ = self.classes_  # an error if it is not trained
         (texts,) = self._columns(texts, is_labelled=False)
         if not texts:
             return np.zeros((0, len(self.classes_)), np.float32)

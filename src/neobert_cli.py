@@ -143,8 +143,8 @@ def search(parser: Parser) -> Run:
             if as_json:  # which escapes control characters
                 print(json.dumps({"question": question, "answers": [vars(answer) for answer in answers]}), flush=True)
             else:
-                words = {word for word in words_of(question) if len(word) > 3}
-                print("\n\n".join(_shown(answer, words) for answer in answers), flush=True)
+                marked = {word for word in words_of(question) if len(word) > 3}
+                print("\n\n".join(_shown(answer, marked) for answer in answers), flush=True)
 
     return run
 

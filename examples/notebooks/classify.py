@@ -107,7 +107,7 @@ bug;The report counts every sale twice.
 """
 new = pd.read_csv(io.StringIO(NEW), sep=";")
 new["predicted"] = classifier.predict(list(new["text"]))
-new["probability"] = classifier.predict_scores(list(new["text"])).max(1)
+new["probability"] = classifier.predict_proba(list(new["text"])).max(1)
 print(f"{(new['label'] == new['predicted']).sum()} of {len(new)} are right")
 new.round({"probability": 2})
 

@@ -1,7 +1,8 @@
 """NeoBERT in the Hugging Face ecosystem. Importing this package registers the model with the Auto classes.
 
 The jobs are in namespaces, each imported when it is used: `neobert_hf.finetuning`, `embeddings`, `pretraining`, `export`, `hub`,
-`runs`. Where torch is not installed, only `neobert_hf.export.OnnxModel` and `__version__` exist.
+`runs`. So are `Classifier`, `Tagger` and `DocumentSearch`. Where torch is not installed, only `neobert_hf.export.OnnxModel` and
+`__version__` exist.
 """
 
 from importlib import import_module
@@ -13,6 +14,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AUTO_CLASSES",
     "MINI_MODEL_PATH",
+    "Classifier",
+    "DocumentSearch",
     "NeoBERT",
     "NeoBERTConfig",
     "NeoBERTForMaskedLM",
@@ -24,6 +27,7 @@ __all__ = [
     "NeoBERTModel",
     "PackedMLMCollator",
     "PackedStream",
+    "Tagger",
     "__version__",
     "best_dtype",
     "inference_copy",
@@ -36,6 +40,7 @@ __all__ = [
     "tune_allocator",
 ]
 
+NAMESPACE_OF = {"Classifier": "finetuning", "DocumentSearch": "embeddings", "Tagger": "finetuning"}  # which need extras
 NAMESPACES = ("embeddings", "export", "files", "finetuning", "hub", "pretraining", "runs")
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from . import (
@@ -47,6 +52,8 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         pretraining as pretraining,
         runs as runs,
     )
+    from .embeddings import DocumentSearch as DocumentSearch
+    from .finetuning import Classifier as Classifier, Tagger as Tagger
 
 
 def __getattr__(name: str):
@@ -54,6 +61,8 @@ def __getattr__(name: str):
         return import_module(f".{name}", __name__)
     if name in __all__ and find_spec("torch") is None:
         raise ImportError(f"neobert_hf.{name} needs torch; install the package with its dependencies", name="torch")
+    if name in NAMESPACE_OF:
+        return getattr(import_module(f".{NAMESPACE_OF[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -123,6 +123,7 @@ def test_byte_level_words_begin_with_a_space_as_in_a_text(tmp_path):
     config = RobertaConfig(**SHAPE, vocab_size=tokenizer.get_vocab_size(), pad_token_id=0, max_position_embeddings=514)
     RobertaForMaskedLM(config).save_pretrained(tmp_path / "model")
     tagger = Tagger(tmp_path / "model")
+    tagger._start()
     tagger._names = ["O", "ANIMAL"]
     assert tagger._rows([["the", "fox"]])["input_ids"][0] == tokenizer.encode("the fox").ids
 

@@ -180,7 +180,7 @@ def test_a_classifier_that_learned_few_examples_is_exported_as_a_classifier(tiny
     assert onnx.output_names == ["logits"] and onnx.max_length == 9
     wanted = classifier.outputs(SENTENCES)
     np.testing.assert_allclose(onnx([f"old sea {text}" for text in SENTENCES])["logits"], wanted, rtol=0, atol=1e-5)
-    scores, names = classifier.predict_scores(SENTENCES), classifier.predict(SENTENCES)
+    scores, names = classifier.predict_proba(SENTENCES), classifier.predict(SENTENCES)
     for found, name, row in zip(onnx.predict(SENTENCES), names, scores):
         assert found == {"label": name, "score": pytest.approx(row.max(), abs=1e-5)}
     best_first = sorted(zip(scores[0], classifier.classes_), reverse=True)

@@ -173,7 +173,7 @@ def test_the_labels_of_a_trained_model_are_those_of_its_config(model_folder, tok
         tokenizer.save_pretrained(tmp_path)
         assert Classifier(tmp_path).encode([label]) == [encoded]
         found = Classifier(tmp_path)
-        assert found.classes_ == list(labels.values())
+        assert found.classes_.tolist() == list(labels.values())
         assert found.problem_type == problem_type or (SINGLE if len(labels) > 1 else REGRESSION)
 
 
@@ -247,17 +247,20 @@ def test_predictions_scores_and_metrics_of_other_labels_belong_together(model_fo
     rows = texts(40)
     labels = rows_labels(rows, kind)
     classifier = Classifier(model_folder).fit(rows, labels, **FAST)
-    found, scores = classifier.predict(rows), classifier.predict_scores(rows)
-    assert classifier.problem_type == kind
+    found = classifier.predict(rows)
+    assert classifier.problem_type == kind and hasattr(classifier, "predict_proba") == (kind == MULTI)
     if kind == MULTI:
-        assert classifier.classes_ == ["old", "red"]
+        scores = classifier.predict_proba(rows)
+        assert classifier.classes_.tolist() == ["old", "red"]
         assert found == [[name for name, score in zip(("old", "red"), row) if score > 0.5] for row in scores]
-        assert classifier.evaluate(rows, labels)["accuracy"] == np.mean([a == b for a, b in zip(found, labels)])
+        accuracy = np.mean([a == b for a, b in zip(found, labels)])
+        assert classifier.evaluate(rows, labels)["accuracy"] == classifier.score(rows, labels) == accuracy
+        assert classifier.score(rows[:2], [["new"], found[1]]) == 0.5, "an unknown class is an error of the model"
     else:
-        assert found == scores[:, 0].tolist()
-        assert classifier.evaluate(rows, labels)["mse"] == pytest.approx(
-            np.mean(np.subtract(found, labels) ** 2), rel=1e-4
-        )
+        assert found == classifier.outputs(rows)[:, 0].tolist() and all(type(number) is float for number in found)
+        error = np.mean(np.subtract(found, labels) ** 2)
+        assert classifier.evaluate(rows, labels)["mse"] == pytest.approx(error, rel=1e-4)
+        assert classifier.score(rows, labels) == pytest.approx(1 - error / np.var(labels), rel=1e-4)
 
 
 def test_a_saved_classifier_predicts_the_same_and_its_record_says_how_it_was_trained(model_folder, tmp_path):
@@ -266,7 +269,7 @@ def test_a_saved_classifier_predicts_the_same_and_its_record_says_how_it_was_tra
     classifier.save(tmp_path / "saved")
     again = Classifier(tmp_path / "saved")
     assert again.predict(train) == classifier.predict(train)
-    np.testing.assert_array_equal(again.predict_scores(train), classifier.predict_scores(train))
+    np.testing.assert_array_equal(again.predict_proba(train), classifier.predict_proba(train))
     record = json.loads((tmp_path / "saved/training.json").read_text())
     assert record["source"] is None and record["rows"] == {"rows given in Python": 30}
     assert record["scores"][0]["metrics"] == again.evaluate(train[30:], labels[30:])
@@ -280,13 +283,13 @@ def test_an_adapter_is_trained_and_predicts_from_its_folder(model_folder, tmp_pa
     classifier.save(tmp_path / "adapter")
     assert not (tmp_path / "adapter/model.safetensors").exists()
     np.testing.assert_array_equal(
-        Classifier(tmp_path / "adapter").predict_scores(train), classifier.predict_scores(train)
+        Classifier(tmp_path / "adapter").predict_proba(train), classifier.predict_proba(train)
     )
-    before = classifier.predict_scores(train)
+    before = classifier.predict_proba(train)
     classifier.merge()
-    np.testing.assert_allclose(classifier.predict_scores(train), before, atol=1e-5)
+    np.testing.assert_allclose(classifier.predict_proba(train), before, atol=1e-5)
     classifier.save(tmp_path / "merged")
-    np.testing.assert_allclose(Classifier(tmp_path / "merged").predict_scores(train), before, atol=1e-5)
+    np.testing.assert_allclose(Classifier(tmp_path / "merged").predict_proba(train), before, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -310,14 +313,14 @@ def test_labels_that_a_fit_cannot_learn_are_refused(model_folder, labels, valida
     with pytest.raises(ValueError, match=message):
         Classifier(model_folder).fit(["x", "y", "z"], labels, validation, **FAST)
     with pytest.raises(ValueError, match="max_seq_length=2 leaves no token beside"):
-        Classifier(model_folder, max_seq_length=2)
+        Classifier(model_folder, max_seq_length=2).fit(["x", "y"], ["a", "b"])
 
 
 def test_a_fit_removes_spaces_around_labels_and_names_of_classes_and_says_what_is_odd(model_folder, capsys):
     rows, labels = ["fox", " fox", "dog", "the"] * 2, ["a ", "\u200bb", " A", "b"] * 2
     for classes in (None, ["b ", "a", "A"]):
         job = Classifier(model_folder).fit(rows, labels, classes=classes, **FAST)
-        assert job.classes_ == ["b", "a", "A"] if classes else ["A", "a", "b"]
+        assert job.classes_.tolist() == ["b", "a", "A"] if classes else ["A", "a", "b"]
         out = capsys.readouterr().out
         assert "'a' (2) and 'A' (2)" in out and "several labels (1): 'fox' {'a': 2, 'b': 2}" in out and "--" not in out
 
@@ -325,6 +328,7 @@ def test_a_fit_removes_spaces_around_labels_and_names_of_classes_and_says_what_i
 def test_the_squared_error_during_the_training_has_the_unit_of_the_file(model_folder):
     numbers = [10.0, 20.0, 40.0]
     classifier = Classifier(model_folder, max_seq_length=8)
+    classifier._start()
     classifier.problem_type, classifier._names = REGRESSION, ["price"]
     classifier._mean, classifier._deviation = float(np.mean(numbers)), float(np.std(numbers))
     scaled = np.array(classifier._rows(["fox"] * 3, numbers)["label"])

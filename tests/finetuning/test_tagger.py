@@ -61,8 +61,9 @@ def tokenizer_named(name):
 def tagger_of(rows, tokenizer, length=256):
     """A tagger of the tags of rows, whose model is not needed."""
     tagger = Tagger(max_seq_length=length)
-    tagger.tokenizer = copy.deepcopy(tokenizer)
-    tagger.tokenizer.model_max_length = length
+    tagger._start()
+    tagger._tokenizer = copy.deepcopy(tokenizer)
+    tagger._tokenizer.model_max_length = length
     tagger._names = tag_names([tag for _, tags in rows for tag in tags])
     return tagger
 
@@ -129,7 +130,7 @@ def test_windows_evaluate_each_word_once_with_context_on_both_sides_and_train_al
     words = [rng.choices([*SENTENCE.split(), "foxdogcat", "\u200b"], k=length) for length in (1, 7, 60, 150)]
     tags = [[rng.choice(["O", "B-A", "I-A", "B-B"]) for _ in of_row] for of_row in words]
     tagger = tagger_of(list(zip(words, tags)), tokenizer, max_length)
-    names = tagger.classes_
+    names = tagger.classes_.tolist()
     marked = [[] for _ in words]
     for window in tagger._rows(words, tags):
         labels = [first for first, second in window["labels"]]
@@ -193,13 +194,13 @@ def test_a_fit_without_a_folder_learns_and_a_saved_tagger_predicts_the_same(star
     tags = [["O", "B-ANIMAL", "O", "O"]] * 64
     options = {"use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-2, "max_steps": 30}
     tagger = Tagger(start, 16).fit(words, tags, **options)
-    assert tagger.classes_ == ["B-ANIMAL", "O", "I-ANIMAL"]
+    assert tagger.classes_.tolist() == ["B-ANIMAL", "O", "I-ANIMAL"]
     assert tagger.predict([["the", "dog"], ["fox"] * 30])[0] == ["O", "B-ANIMAL"]
     assert tagger.evaluate(words, [["O", "B-ANIMAL", "O", "O"]] * 64)["f1"] == 1
     tagger.save(tmp_path / "saved")
     again = Tagger(tmp_path / "saved", 16)
     assert again.predict(words) == tagger.predict(words)
-    assert all(row.sum(-1) == pytest.approx(1) for row in again.predict_scores(words[:4]))
+    assert all(row.sum(-1) == pytest.approx(1) for row in again.predict_proba(words[:4]))
     with pytest.raises(ValueError, match="4 words and 1 tags; every word needs one tag"):
         tagger.fit(words[:1], [["O"]])
 

@@ -34,7 +34,7 @@ class QuestionAnswerer(Job):
     auto_class = AutoModelForQuestionAnswering
     noun = "model for questions"
     column_names = ("questions", "contexts", "answers")
-    best_metric = None  # F1, also of few rows
+    _best_metric = None  # F1, also of few rows
 
     def __init__(
         self,
@@ -82,9 +82,10 @@ class QuestionAnswerer(Job):
         return self
 
     @property
-    def classes_(self) -> list[str]:
+    def _classes(self) -> list[str]:
         """None; an error if the model is not trained."""
-        if self._trainer is None:
+        self._start()
+        if self._run is None and self._names is None:
             self._read_labels()
         return []
 
@@ -108,8 +109,9 @@ class QuestionAnswerer(Job):
     def _outputs(self, rows: Dataset, logits: tuple[np.ndarray, np.ndarray], inputs: Sequence) -> list[dict]:
         return best_answers(*logits, rows, inputs[1], self.max_answer_tokens)
 
-    def _scores(self, outputs: list[dict]) -> list[float]:
-        return [found["score"] for found in outputs]
+    def predict_scores(self, questions: Sequence[str], contexts: Sequence[str]) -> list[float]:
+        """Return the scores of the answers, as of `best_answers`."""
+        return [found["score"] for found in self.outputs(questions, contexts)]
 
     def metrics(self, outputs: list[dict], labels: Sequence[Any]) -> dict[str, float]:
         """Return the metrics that `answer_metrics` describes."""

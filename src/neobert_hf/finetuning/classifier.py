@@ -6,7 +6,7 @@ import copy
 import json
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from datasets import Dataset
 from matplotlib.figure import Figure
 from scipy.special import expit, softmax
 from scipy.stats import pearsonr, spearmanr
+from sklearn.base import ClassifierMixin
 from sklearn.metrics import (
     ConfusionMatrixDisplay,
     accuracy_score,
@@ -23,7 +24,9 @@ from sklearn.metrics import (
     f1_score,
     matthews_corrcoef,
     mean_squared_error,
+    r2_score,
 )
+from sklearn.utils.metaestimators import available_if
 from torch import no_grad
 from transformers import (
     AutoConfig,
@@ -43,7 +46,7 @@ from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
 from .baseline import tfidf_outputs
 from .head import WEAK, choose_strength, cross_validated, fit_linear, inputs_of_last_layer, last_layer
 from .job import CROSS_VALIDATION, Job, all_or_nothing
-from .rows import as_list, check_known, given_names
+from .rows import as_list, check_known, given_names, label_text, labels_of
 from .summary import say_worst
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, one_or_pair, text_classes
 
@@ -55,11 +58,13 @@ MOST_CLASSES = 40  # in a confusion matrix that a reader can read
 FEW_OF_CLASS, FEW_TEXTS = 100, 2000
 
 
-class Classifier(Job):
+class Classifier(ClassifierMixin, Job):
     """Texts, or pairs of texts, get a class, several classes, or a number.
 
     A label is a string or a whole number (one class), a list of strings (several classes), or a number (regression). Numbers are
     trained with mean 0 and standard deviation 1, for which the learning rates are made; the saved model predicts in their unit.
+    If all labels of `fit` are numbers, or booleans, `predict` and `classes_` return such values. A model that is opened from a
+    folder, and files of predictions, have strings.
 
     Args:
         model: Folder or id on the Hub: of an encoder, of a trained classifier, or a folder of an adapter that `save` wrote.
@@ -88,26 +93,28 @@ class Classifier(Job):
         verbose: bool = True,
     ):
         super().__init__(model, max_seq_length, verbose)
-        if adapter and classifier_pooling:  # its folder has no config of the model
-            found = f"classifier_pooling={classifier_pooling!r}"
+        self.classifier_pooling, self.adapter, self.head_first = classifier_pooling, adapter, head_first
+
+    def _begin(self) -> None:
+        if self.adapter and self.classifier_pooling:  # its folder has no config of the model
+            found = f"classifier_pooling={self.classifier_pooling!r}"
             raise ValueError(f"{found}, but an adapter keeps that of its base; omit it")
-        self.classifier_pooling, self.adapter = classifier_pooling, adapter
-        self.head_first, self._is_head_first, self._is_short = head_first, False, False
+        super()._begin()
         self._crossed: list[str] | None = None  # labels of a cross-validation, if it gives the metrics
-        self._is_adapter = Path(self.source, "adapter_config.json").is_file()
+        self._is_adapter = Path(self._source, "adapter_config.json").is_file()
 
     def _read_labels(self) -> None:
         if self._is_adapter:
-            self.problem_type, self._names = labels_of_adapter(self.source)
+            self.problem_type, self._names = labels_of_adapter(self._source)
             return
         super()._read_labels()
-        kind = AutoConfig.from_pretrained(self.source).problem_type
-        self.problem_type = kind or (REGRESSION if len(self.classes_) == 1 else SINGLE)
+        kind = AutoConfig.from_pretrained(self._source).problem_type
+        self.problem_type = kind or (REGRESSION if len(self._classes) == 1 else SINGLE)
 
     def _load_trained(self) -> PreTrainedModel:
         if not self._is_adapter:
             return super()._load_trained()
-        return open_adapter(self.auto_class, self.source, dtype="float32")
+        return open_adapter(self.auto_class, self._source, dtype="float32")
 
     def _load_new(self, **options) -> PreTrainedModel:
         # the problem type also for a start that was fine-tuned for other labels
@@ -126,7 +133,7 @@ class Classifier(Job):
     def _default_pooling(self) -> str | None:
         """The mean, where a last layer reads a frozen encoder, whose first token says less; an adapter keeps that of its base."""
         is_free = self._is_head_first and not self.adapter
-        return "mean" if is_free and hasattr(AutoConfig.from_pretrained(self.source), "classifier_pooling") else None
+        return "mean" if is_free and hasattr(AutoConfig.from_pretrained(self._source), "classifier_pooling") else None
 
     def _learning_rate(self, config: PretrainedConfig) -> float:
         return super()._learning_rate(config) * (10 if self.adapter else 1)
@@ -183,14 +190,15 @@ class Classifier(Job):
         """
         if self._is_adapter:
             remedy = "merge it first (`merge`, `save`), or give its base model and adapter=lora_config(...)"
-            raise ValueError(f"{self.source} is an adapter, whose weights are not trained again; {remedy}")
-        if self.classifier_pooling and not hasattr(AutoConfig.from_pretrained(self.source), "classifier_pooling"):
-            raise ValueError(f"{self.source} has no classifier_pooling in its config; omit classifier_pooling")
+            raise ValueError(f"{self._source} is an adapter, whose weights are not trained again; {remedy}")
+        if self.classifier_pooling and not hasattr(AutoConfig.from_pretrained(self._source), "classifier_pooling"):
+            raise ValueError(f"{self._source} has no classifier_pooling in its config; omit classifier_pooling")
         self.problem_type = problem_type
-        texts, labels = self._columns(texts, labels)
+        given, (texts, labels) = labels, self._columns(texts, labels)
         self._names = given_names(classes)
         self.problem_type = kind = kind_of(labels) if problem_type == "auto" else problem_type
         labels = [of_kind(label, kind) for label in labels] if problem_type == "auto" else labels
+        self._given = {} if kind == REGRESSION else values_of(given, classes)
         if kind == REGRESSION:
             self._names = self._names or ["label"]
         elif problem_type == "auto" or not self._names:  # a reader that knows both has said what is odd
@@ -204,13 +212,13 @@ class Classifier(Job):
             if not is_learnable:  # also if one is too large for float32
                 ends = f"the labels, from {min(labels)!r} to {max(labels)!r}, cannot be told apart in float32"
                 raise ValueError(f"{ends}, in which a model predicts; subtract a constant, or choose another unit")
-        config = AutoConfig.from_pretrained(self.source)
+        config = AutoConfig.from_pretrained(self._source)
         is_new = not self._is_trained(config) or config.num_labels != len(self._names)
         is_few = len(texts) < min(FEW_TEXTS, FEW_OF_CLASS * len(self._names)) and kind != REGRESSION
         self._is_head_first = is_new and is_few if self.head_first is None else self.head_first
         # larger models, and adapters, were not compared
         self._is_short = self._is_head_first and kind == SINGLE and not self.adapter and config.hidden_size <= 384
-        self.best_metric, self._crossed = "pearson" if kind == REGRESSION else "f1", None
+        self._best_metric, self._crossed = "pearson" if kind == REGRESSION else "f1", None
         if validation and is_held_out and self._is_head_first and kind == SINGLE and num_repeated(labels) > 1:
             held_out = self._columns(*validation)
             self.encode(held_out[1])  # which refuses an unknown class
@@ -222,9 +230,30 @@ class Classifier(Job):
         self._fit((texts, labels), validation, training, options)
         return self
 
+    def predict(self, texts: Sequence[str | tuple[str, str]]) -> list:
+        """Return for each text its class, the list of its classes, or its number; the classes are those of `classes_`."""
+        found = super().predict(texts)
+        if self.problem_type == MULTI:
+            return [[self._given.get(name, name) for name in of_row] for of_row in found]
+        return [self._given.get(one, one) for one in found]
+
+    @available_if(lambda job: not job.__sklearn_is_fitted__() or job.problem_type != REGRESSION)
+    def predict_proba(self, texts: Sequence[str | tuple[str, str]]) -> np.ndarray:
+        """Return the (N, C) probabilities of the classes for N texts; a regression has none."""
+        return self._scores(self.outputs(texts))
+
+    def score(self, texts: Sequence[str | tuple[str, str]], labels: Sequence[Any]) -> float:
+        """Return the accuracy; the share of rows whose classes are all right, if a row has several; R2 of numbers."""
+        _ = self._classes  # which say how labels are read
+        texts, labels = self._columns(texts, labels)
+        found = self._decide(self.outputs(texts))
+        if self.problem_type == MULTI:
+            labels, found = ([str(sorted(classes)) for classes in rows] for rows in (labels, found))
+        return float((r2_score if self.problem_type == REGRESSION else accuracy_score)(labels, found))
+
     def encode(self, labels: Sequence[Any]) -> list:
         """Return labels as the model learns them: numbers of classes, zeros and ones for each class, or numbers."""
-        numbers = {name: number for number, name in enumerate(self.classes_)}  # which say how labels are read
+        numbers = {name: number for number, name in enumerate(self._classes)}  # which say how labels are read
         if self.problem_type == REGRESSION:
             return np.array(labels, np.float32).tolist()  # as the model computes
         for i, label in enumerate(labels):
@@ -299,13 +328,11 @@ class Classifier(Job):
         if self.problem_type == REGRESSION:
             return found.astype(float).tolist()
         if self.problem_type == MULTI:
-            return [[name for name, is_chosen in zip(self.classes_, row) if is_chosen] for row in found]
-        return [self.classes_[i] for i in found]
+            return [[name for name, is_chosen in zip(self._classes, row) if is_chosen] for row in found]
+        return [self._classes[i] for i in found]
 
     def _scores(self, logits: np.ndarray) -> np.ndarray:
         logits = logits.astype(np.float64)
-        if self.problem_type == REGRESSION:
-            return logits
         return expit(logits) if self.problem_type == MULTI else softmax(logits, -1)
 
     def metrics(self, outputs: np.ndarray, labels: Sequence[Any]) -> dict[str, float]:
@@ -318,11 +345,11 @@ class Classifier(Job):
         if self.problem_type == REGRESSION:
             return np.full(len(numbers), numbers.mean()), f"the mean {numbers.mean():.4g}"
         if self.problem_type == SINGLE:
-            numbers = np.eye(len(self.classes_))[numbers]
-            logits = np.eye(len(self.classes_))[numbers.sum(0).argmax()]
+            numbers = np.eye(len(self._classes))[numbers]
+            logits = np.eye(len(self._classes))[numbers.sum(0).argmax()]
         else:
             logits = np.where(numbers.mean(0) < 0.5, -1, 1)
-        chosen = [name for name, logit in zip(self.classes_, logits) if logit > 0]
+        chosen = [name for name, logit in zip(self._classes, logits) if logit > 0]
         return np.tile(logits, (len(numbers), 1)), f"always {', '.join(chosen) or 'no class'}"
 
     def _tfidf(self, inputs: Sequence | None) -> np.ndarray | str | None:
@@ -338,15 +365,15 @@ class Classifier(Job):
         if self.problem_type == REGRESSION:
             return
         labels, predicted = self.encode(labels), decisions(self.problem_type, outputs)
-        numbers = range(len(self.classes_))
-        options = {"labels": numbers, "target_names": self.classes_, "zero_division": 0, "digits": 3}
+        numbers = range(len(self._classes))
+        options = {"labels": numbers, "target_names": self._classes, "zero_division": 0, "digits": 3}
         with writing(report) as stream:
             stream.write(classification_report(labels, predicted, **options).encode())
         of_classes = f1_score(labels, predicted, labels=numbers, average=None, zero_division=0)
-        say_worst(dict(zip(self.classes_, of_classes)))
+        say_worst(dict(zip(self._classes, of_classes)))
         if self.problem_type == SINGLE and len(numbers) <= MOST_CLASSES:
             matrix = confusion_matrix(labels, predicted, labels=numbers)
-            draw_matrix(matrix, self.classes_, picture)
+            draw_matrix(matrix, self._classes, picture)
 
     def prediction_rows(self, outputs: np.ndarray, rows: list[dict], separator: str | None = None) -> list[dict]:
         """Return rows with `prediction`, and `probability_NAME` for each class.
@@ -361,7 +388,7 @@ class Classifier(Job):
             return [{**row, "prediction": number} for row, number in zip(rows, predictions)]
         for row, chosen, scores in zip(rows, predictions, self._scores(outputs)):
             chosen = separator.join(chosen) if separator and self.problem_type == MULTI else chosen
-            columns = {f"probability_{name}": round(float(score), 6) for name, score in zip(self.classes_, scores)}
+            columns = {f"probability_{name}": round(float(score), 6) for name, score in zip(self._classes, scores)}
             found.append({**row, "prediction": chosen, **columns})
         return found
 
@@ -379,8 +406,16 @@ class Classifier(Job):
             ValueError: The model has no adapter, or is not trained.
         """
         if not hasattr(self.model_, "merge_and_unload"):
-            raise ValueError(f"{self.source} has no adapter to merge; call fit with adapter=..., or open its folder")
+            raise ValueError(f"{self._source} has no adapter to merge; call fit with adapter=..., or open its folder")
         self._opened().model, self.adapter = self.model_.merge_and_unload(), None
+
+
+def values_of(labels: Iterable[Any], classes: Iterable[Any] | None) -> dict[str, Any]:
+    """Return labels and classes by their names, if all are whole numbers, all fractions, or all booleans; otherwise nothing."""
+    every = [*labels, *(() if classes is None else classes)]
+    values = [one for label in every for one in labels_of(as_list(label))]
+    values = [one.item() if isinstance(one, np.generic) else one for one in values]
+    return {label_text(one): one for one in values} if {*map(type, values)} in ({int}, {float}, {bool}) else {}
 
 
 def num_repeated(labels: Sequence[str]) -> int:

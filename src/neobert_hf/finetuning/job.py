@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,11 +18,15 @@ from typing import Any
 import numpy as np
 from accelerate import PartialState
 from datasets import Dataset, disable_progress_bars
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
+from sklearn.utils import Tags
 from transformers import (
     AutoConfig,
     IntervalStrategy,
     PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     Trainer,
     set_seed,
 )
@@ -57,6 +63,7 @@ OF_CLASSES = ("classification_report_{}.txt", "confusion_matrix_{}.png")  # file
 MANY_ROWS = 10_000
 # Without validation rows there is no best epoch.
 LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
+ALSO_CALLED = {"lr": "learning_rate"}
 
 
 @contextmanager
@@ -66,13 +73,28 @@ def training_arguments(
     """Give a copy of the arguments, or those of the options; without `output_dir`, their folder is removed at the end."""
     if training and options:
         raise ValueError(f"give {', '.join(options)} in the training arguments, not beside training=...")
+    names = [field.name for field in dataclasses.fields(kind)]
+    if unknown := [name for name in options if name not in names]:
+        found = f"{unknown[0]}={options[unknown[0]]!r:.80} is no training argument"
+        similar = similar_argument(unknown[0], names)
+        raise ValueError(f"{found}; {f'did you mean {similar}?' if similar else f'see {kind.__name__}'}")
     with TemporaryDirectory() as folder:
         if training:
             training = copy.copy(training)
             if not has_validation:
                 training.eval_strategy, training.load_best_model_at_end = IntervalStrategy.NO, False
+            if training.output_dir is None:  # of a pickle: the devices are those of this process
+                training = dataclasses.replace(training, output_dir=folder)
         quiet = {} if "output_dir" in options else {"output_dir": folder, "report_to": "none", "save_only_model": True}
         yield training or kind(**({} if has_validation else LAST_EPOCH) | quiet | options)
+
+
+def similar_argument(name: str, names: Sequence[str]) -> str | None:
+    """Return the name of an argument that is written alike, or else has most of the words, one of the training before others."""
+    close = get_close_matches(ALSO_CALLED.get(name, name), names, 1, 0.8)
+    shared = {other: sum(word in other for word in name.split("_")) for other in names}
+    best = max(names, key=lambda other: (shared[other], "train" in other))
+    return close[0] if close else best if shared[best] else None
 
 
 def all_or_nothing(fit: Callable) -> Callable:
@@ -80,12 +102,11 @@ def all_or_nothing(fit: Callable) -> Callable:
 
     @wraps(fit)
     def wrapped(job: Job, *columns, **options) -> Job:
-        new = copy.copy(job)
-        new.tokenizer = copy.deepcopy(job.tokenizer)  # a fit sets its length
-        new._begin()
+        new = type(job)(**job.get_params(deep=False))
         with messages.silence(not job.verbose):
+            new._start()
             fit(new, *columns, **options)
-        vars(job).update(vars(new))
+        job.__dict__.update(vars(new))
         return job
 
     return wrapped
@@ -102,11 +123,14 @@ def told(method: Callable) -> Callable:
     return wrapped
 
 
-class Job(ABC):
+class Job(BaseEstimator, ABC):
     """A model for one job: `fit` trains it, `predict` uses it, `evaluate` measures it, `save` writes it.
 
+    It is an estimator of scikit-learn. The constructor stores its arguments; the first use checks them and loads the tokenizer.
+    What was loaded or learned is forgotten when `model` is set to another one. Other parameters count at the next `fit`.
+
     A job says what a row is (`_row`), how rows become tokens (`_rows`), and what the outputs of the model mean (`_outputs`,
-    `_decide`, `_scores`, `metrics`, `prediction_rows`). The columns are those of `fit`: inputs, and labels as the last one.
+    `_decide`, `metrics`, `prediction_rows`). The columns are those of `fit`: inputs, and labels as the last one.
 
     Args:
         model: Folder or id on the Hub: of an encoder, or of a model that was trained for this job.
@@ -117,29 +141,35 @@ class Job(ABC):
     auto_class: type[Any]  # of transformers
     noun: str
     column_names: tuple[str, ...] = ("texts", "labels")  # of `fit`
-    best_metric: str | None = "f1"  # chooses the best epoch
+    _best_metric: str | None = "f1"  # chooses the best epoch
     _num_truncated = 0  # of the rows that were tokenized last; windows truncate nothing
-    adapter: Any = None  # configuration of LoRA
+    _begun: str | None = None  # the model to which all of this belongs
     problem_type: str | None = None  # of texts, as in the config of a model
 
     def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512, verbose: bool = True):
-        check_leaves_tokens(max_seq_length)
-        self.verbose = verbose
-        if not verbose:  # for the whole process
+        self.model, self.max_seq_length, self.verbose = model, max_seq_length, verbose
+
+    def _start(self) -> None:
+        """Check the parameters at each use; begin at the first one, and when the model is another one."""
+        check_leaves_tokens(self.max_seq_length)
+        if not self.verbose:  # for the whole process
             logging.disable_progress_bar()
             disable_progress_bars()
-        self.source, self.max_seq_length = str(model), max_seq_length
-        self.tokenizer = load_tokenizer(self.source)
-        if self.tokenizer.model_max_length > LARGE_INTEGER:
-            self.tokenizer.model_max_length = max_seq_length
+        if self._begun != self._source:
+            self._begin()
+            self._begun = self._source
+
+    def _begin(self) -> None:
+        """Load the tokenizer, and forget what a training has left."""
+        self._tokenizer = load_tokenizer(self._source)
+        if self._tokenizer.model_max_length > LARGE_INTEGER:
+            self._tokenizer.model_max_length = self.max_seq_length
         self._training: FineTuningArguments | None = None
         self._run: dict[str, Any] | None = None  # identity of the training
         self._trainer: Trainer | None = None
-        self._begin()
-
-    def _begin(self) -> None:
-        """Forget what a training has left."""
+        self._network: PreTrainedModel | None = None  # of a pickle
         self._names: list[str] | None = None  # of the classes
+        self._given: dict[str, Any] = {}  # classes by their names, if the user gives numbers
         self._saved: tuple[Path, LabelledRows | None, str | None] | None = None
         self._facts: dict[str, Any] = {}  # of the training, for its record
         self._scores_of: dict[str, dict[str, dict[str, float]]] = {}  # by split: `metrics`, and `trivial` ones
@@ -147,40 +177,82 @@ class Job(ABC):
         self._seen: set[str] = set()  # inputs of the training
 
     @property
-    def classes_(self) -> list[str]:
-        """Names of the classes.
+    def _source(self) -> str:
+        return str(self.model)
 
-        Raises:
-            ValueError: The model is not trained for this job.
-        """
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the model."""
+        self._start()
+        return self._tokenizer
+
+    @property
+    def _classes(self) -> list[str]:
+        """Names of the classes, as in the config of the model; an error if it is not trained."""
+        self._start()
         if self._names is None:
             self._read_labels()
         assert self._names is not None  # `_read_labels` reads them, or raises
         return self._names
 
     @property
+    def classes_(self) -> np.ndarray:
+        """Names of the classes, or the numbers that all labels of `fit` were.
+
+        Raises:
+            NotFittedError: The model is not trained for this job; it is a ValueError and an AttributeError.
+        """
+        return np.array([self._given.get(name, name) for name in self._classes])
+
+    @property
     def model_(self) -> PreTrainedModel:
         """The model that `fit` has trained, or that of the folder.
 
         Raises:
-            ValueError: The model is not trained for this job.
+            NotFittedError: The model is not trained for this job.
         """
         return self._opened().model
 
+    def __sklearn_is_fitted__(self) -> bool:
+        try:
+            return self._classes is not None
+        except (OSError, ValueError):  # also of a model that is missing, of which a call tells it
+            return False
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = tags.input_tags.one_d_array = tags.target_tags.required = True
+        tags.input_tags.two_d_array = False
+        return tags
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without what belongs to this process: the trainer, with its optimizer, folders, and the texts."""
+        state = super().__getstate__() | {"_saved": None, "_seen": set()}
+        if trainer := state.get("_trainer"):
+            network = copy.copy(trainer.model)
+            for name in ("forward", "_original_forward", "_is_accelerate_prepared"):  # which accelerate adds
+                vars(network).pop(name, None)
+            network = network if network.device.type == "cpu" else copy.deepcopy(network).cpu()
+            state |= {"_trainer": None, "_network": network}
+        if training := state.get("_training"):
+            state["_training"] = training = copy.copy(training)
+            training.output_dir = None
+        return state
+
     def _opened(self, training: FineTuningArguments | None = None) -> Trainer:
         """The trainer that predicts; the training arguments count if `fit` was not called."""
-        _ = self.classes_  # an error if it is not trained
+        _ = self._classes  # an error if it is not trained
         if self._trainer is None:
-            with training_arguments(training, {}) as training:
-                self._trainer = self._trainer_for(self._load_trained(), training)
+            with training_arguments(self._training or training, {}) as training:
+                self._trainer = self._trainer_for(self._network or self._load_trained(), training)
         return self._trainer
 
     def _read_labels(self) -> None:
         """Take what the config of a trained model says."""
-        config = AutoConfig.from_pretrained(self.source)
+        config = AutoConfig.from_pretrained(self._source)
         if not self._is_trained(config):
             remedy = "give the folder of one (model_name_or_path), or rows to train on (train_file)"
-            raise ValueError(f"{self.source} is not a trained {self.noun}; {remedy}")
+            raise NotFittedError(f"{self._source} is not a trained {self.noun}; {remedy}")
         self._names = [config.id2label[i] for i in range(config.num_labels)]
 
     def _is_trained(self, config: PretrainedConfig) -> bool:
@@ -190,7 +262,7 @@ class Job(ABC):
 
     def _load_trained(self) -> PreTrainedModel:
         with without_bars():
-            return self.auto_class.from_pretrained(self.source, dtype="float32")
+            return self.auto_class.from_pretrained(self._source, dtype="float32")
 
     def _load_new(self, **options) -> PreTrainedModel:
         """The model in float32; its head is new unless it has as many outputs as there are classes."""
@@ -199,7 +271,7 @@ class Job(ABC):
             options |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
         options |= {"dtype": "float32", "ignore_mismatched_sizes": True}
         with without_bars(is_head_new=True):
-            model = self.auto_class.from_pretrained(self.source, **options)
+            model = self.auto_class.from_pretrained(self._source, **options)
         check_max_length(model, self.max_seq_length)
         return model
 
@@ -218,7 +290,7 @@ class Job(ABC):
         if len(columns) != len(names):
             raise ValueError(f"{len(columns)} columns; give {' and '.join(names)}")
         for name, column in zip(names, columns):
-            if isinstance(column, str | Mapping) or hasattr(column, "columns"):
+            if column is None or isinstance(column, str | Mapping) or hasattr(column, "columns"):
                 raise ValueError(f"{name} are a {type(column).__name__}; give a list with an item for each row")
         are_checked = all(isinstance(column, Checked) and column.kind == self.problem_type for column in columns)
         lists = list(columns if are_checked else map(list, columns))
@@ -256,10 +328,6 @@ class Job(ABC):
         return list(outputs)
 
     @abstractmethod
-    def _scores(self, outputs: Any) -> Any:
-        """Probabilities of the classes, or numbers, of outputs."""
-
-    @abstractmethod
     def metrics(self, outputs: Any, labels: Any) -> dict[str, float]:
         """Return the metrics of outputs, given the labels of their rows."""
 
@@ -279,10 +347,10 @@ class Job(ABC):
     def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: Sequence) -> dict[str, float]:
         return self.metrics(self._outputs(rows, found.predictions, validation[:-1]), validation[-1])
 
-    def _before_training(self, trainer: Trainer) -> None:  # noqa: B027  (a job may change nothing)
+    def _before_training(self, trainer: Trainer) -> None:
         """Change the new model of a trainer."""
 
-    def _after_training(self) -> None:  # noqa: B027  (a job may change nothing)
+    def _after_training(self) -> None:
         """Change the trained model before it is evaluated."""
 
     def _fit(
@@ -296,12 +364,12 @@ class Job(ABC):
         if validation:
             rows["eval_dataset"] = held_out = self._tokenized(*validation)
             rows["compute_metrics"] = lambda found: self._metrics_of_epoch(found, held_out, validation)
-        run = {"job": self.noun, "model": self.source, "classes": self._names, "max_seq_length": self.max_seq_length}
+        run = {"job": self.noun, "model": self._source, "classes": self._names, "max_seq_length": self.max_seq_length}
         run |= self._identity() | {"rows": content_hash(columns), "validation": content_hash(validation)}
         with training_arguments(training, options, bool(validation)) as training:
             run |= curve_of(training)
-            if validation and self.best_metric:
-                training.choose_metric(len(held_out), self.best_metric)
+            if validation and self._best_metric:
+                training.choose_metric(len(held_out), self._best_metric)
 
             def make_trainer(_: Path | None) -> Trainer:
                 set_seed(training.seed)
@@ -370,7 +438,7 @@ class Job(ABC):
         """
         trainer, columns = self._opened(training), self._columns(*inputs, is_labelled=False)
         if not columns[0]:
-            return np.zeros((0, len(self.classes_)), np.float32)
+            return np.zeros((0, len(self._classes)), np.float32)
         rows = self._tokenized(*columns)
         self._say_truncated(len(rows))
         trainer.compute_metrics = None
@@ -380,21 +448,18 @@ class Job(ABC):
         return outputs
 
     def predict(self, *inputs) -> list:
-        """Return the predictions for inputs, the columns of `fit` without labels.
-
-        Classes are strings, also if the labels of the training were numbers.
-        """
+        """Return the predictions for inputs, the columns of `fit` without labels."""
         return self._decide(self.outputs(*inputs))
-
-    def predict_scores(self, *inputs) -> Any:
-        """Return the probability of each class for inputs, or numbers."""
-        return self._scores(self.outputs(*inputs))
 
     def evaluate(self, *columns) -> dict[str, float]:
         """Return the metrics on rows, the columns of `fit`."""
-        _ = self.classes_  # which say how labels are read
+        _ = self._classes  # which say how labels are read
         *inputs, labels = self._columns(*columns)
         return self.metrics(self.outputs(*inputs), labels)
+
+    def score(self, *columns) -> float:
+        """Return the F1 of `evaluate` on rows, the columns of `fit`."""
+        return self.evaluate(*columns)["f1"]
 
     def _report(
         self, outputs: Any, labels: list | None, split: str, folder: str | Path, inputs: Sequence | None = None
@@ -445,7 +510,7 @@ class Job(ABC):
         """Outputs of TF-IDF for held-out inputs, a sentence that says why there are none, or None for another job."""
         return None
 
-    def _report_classes(self, outputs: Any, labels: list, report: Path, picture: Path) -> None:  # noqa: B027  (may be nothing)
+    def _report_classes(self, outputs: Any, labels: list, report: Path, picture: Path) -> None:
         """Write what a job says of each class, print a part of it, and perhaps draw it."""
 
     @told
@@ -501,13 +566,14 @@ class Job(ABC):
             FileExistsError: The folder holds another model, or with `overwrite` another file.
             OSError: A file cannot be written.
         """
-        folder, _, origin = Path(folder), self.model_, origin_of(self.source)
+        folder, network, origin = Path(folder), self.model_, origin_of(self._source)
         is_own = self._run is not None and (folder / RUN).is_file() and read_json(folder / RUN) == self._run
         remedy = "since overwrite=True replaces only" if overwrite else "or give overwrite=True to replace"
         options: dict[str, Any] = {"way_out": f"choose another folder, {remedy} the files of a model"}
         options["replaceable"] = replaceable_files(folder, *RESULTS, *TRAINING_FILES) if overwrite else ()
-        if self._training is None or self.adapter:  # the folder of the source would lose its record, or the base
-            options["inputs"] = [self.source]
+        is_adapter = hasattr(network, "merge_and_unload")
+        if self._training is None or is_adapter:  # the folder of the source would lose its record, or the base
+            options["inputs"] = [self._source]
         is_first = PartialState().is_main_process and not is_own
         with saving(folder, what_is_left(folder)), vacated(folder, **options) if is_first else nullcontext():
             self._save_weights(folder)

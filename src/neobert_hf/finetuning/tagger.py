@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from ..files.writing import writing
-from ..runs import MINI_MODEL_PATH, FineTuningArguments
+from ..runs import FineTuningArguments
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
 from .job import Job, all_or_nothing
 from .rows import check_known, given_names
@@ -53,13 +53,13 @@ class Tagger(Job):
     auto_class = AutoModelForTokenClassification
     noun = "tagger"
     column_names = ("words", "tags")
-    best_metric = None  # F1, also of few rows: the loss is smallest long before F1 is best
+    _best_metric = None  # F1, also of few rows: the loss is smallest long before F1 is best
 
-    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512, verbose: bool = True):
-        super().__init__(model, max_seq_length, verbose)
+    def _begin(self) -> None:
+        super()._begin()
         # RoBERTa's class in transformers 4 demands it; `_tokenize` adds the spaces
-        self.tokenizer.add_prefix_space = True
-        self.tokenizer.padding_side = "right"  # so the logits of a window begin at its first token
+        self._tokenizer.add_prefix_space = True
+        self._tokenizer.padding_side = "right"  # so the logits of a window begin at its first token
         self._scheme: str | None = None  # of the tags of the training, if it is not that of the model
 
     def _row(self, words: Any, *tags) -> tuple:
@@ -127,14 +127,14 @@ class Tagger(Job):
         `labels` of training windows are those of `piece_loss`. In the other windows the first piece of a word has its tag (the
         first one if there are no tags), in one window only, and `row` is the number of the row.
         """
-        tags = tags and to_iob2(tags, self.classes_)
-        numbers = {name: number for number, name in enumerate(self.classes_)}
+        tags = tags and to_iob2(tags, self._classes)
+        numbers = {name: number for number, name in enumerate(self._classes)}
         for i, of_row in enumerate(tags or ()):
             check_known(of_row, numbers, f"row {i}: ")
         ids = [[numbers[tag] for tag in of_row] for of_row in tags] if tags else [[0] * len(of_row) for of_row in words]
         rows = Dataset.from_dict({"words": list(words), "tags": ids})
         length = min(self.max_seq_length, self.tokenizer.model_max_length)
-        labels_of = partial(piece_labels, names=self.classes_) if is_training else first_pieces
+        labels_of = partial(piece_labels, names=self._classes) if is_training else first_pieces
         options = {"tokenizer": self.tokenizer, "max_length": length, "labels_of": labels_of}
         options["is_training"] = is_training
         return rows.map(cut, batched=True, with_indices=True, remove_columns=rows.column_names, fn_kwargs=options)
@@ -156,21 +156,31 @@ class Tagger(Job):
 
     def _tags(self, outputs: list[np.ndarray]) -> list[list[str]]:
         """Tags of the model; those of the file may have another scheme."""
-        return [[self.classes_[tag] for tag in row.argmax(-1)] for row in outputs]
+        names = self._classes
+        return [[names[tag] for tag in row.argmax(-1)] for row in outputs]
+
+    def predict_proba(self, words: Sequence[list[str]]) -> list[np.ndarray]:
+        """Return the (number of words, number of tags) probabilities of the tags of the model, for each row of words."""
+        return self._scores(self.outputs(words))
+
+    def score(self, words: Sequence[list[str]], tags: Sequence[list[str]]) -> float:
+        """Return F1 of the entities, or accuracy over the words if the tags are plain."""
+        found = self.evaluate(words, tags)
+        return found["f1" if "precision" in found else "accuracy"]
 
     def metrics(self, outputs: list[np.ndarray], labels: list[list[str]]) -> dict[str, float]:
         """Return the metrics that `tag_metrics` describes, of the tags of the model."""
-        return tag_metrics(to_iob2(labels, self.classes_), self._tags(outputs))
+        return tag_metrics(to_iob2(labels, self._classes), self._tags(outputs))
 
     def _trivial(self, labels: list[list[str]]) -> tuple[list[np.ndarray], str]:
         """The most frequent tag."""
-        (tag, _), *_ = Counter(tag for row in to_iob2(labels, self.classes_) for tag in row).most_common(1)
-        logits = np.array([name == tag for name in self.classes_], np.float32)
+        (tag, _), *_ = Counter(tag for row in to_iob2(labels, self._classes) for tag in row).most_common(1)
+        logits = np.array([name == tag for name in self._classes], np.float32)
         return [np.tile(logits, (len(row), 1)) for row in labels], f"always {tag}"
 
     def _report_classes(self, outputs: list[np.ndarray], labels: list[list[str]], report: Path, picture: Path) -> None:
         """Write precision, recall and F1 of each kind, and print the lowest ones."""
-        tags = to_iob2(labels, self.classes_), self._tags(outputs)
+        tags = to_iob2(labels, self._classes), self._tags(outputs)
         with writing(report) as stream:
             stream.write(tag_report(*tags).encode())
         of_kinds = tag_report(*tags, output_dict=True).items()

@@ -26,6 +26,7 @@ from .rows import (
     class_names,
     column,
     filled,
+    given_names,
     hold_out,
     is_missing,
     label_text,
@@ -89,7 +90,7 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: An
     kind: str = arguments.problem_type
     names = arguments.label_columns
     if not arguments.has_training:
-        names, kind = trained.classes_, trained.problem_type
+        names, kind = given_names(trained.classes_), trained.problem_type
     elif kind == "auto" and (names or arguments.label_separator):
         kind = MULTI
 

@@ -70,7 +70,7 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Any = 
             the message names file and line. Or there is one tag only.
         OSError: A file cannot be read.
     """
-    names = [] if arguments.has_training else trained.classes_
+    names = [] if arguments.has_training else list(map(str, trained.classes_))
     word_columns = (arguments.word_column,) if arguments.word_column else WORD_COLUMNS
     tag_columns = (arguments.tag_column,) if arguments.tag_column else TAG_COLUMNS
 
