@@ -400,14 +400,14 @@ class Classifier(ClassifierMixin, Job):
             self.tokenizer.save_pretrained(folder)
 
     def merge(self) -> None:
-        """Add the adapter to the weights of the model; `save` then writes a whole model.
+        """Add the adapter to the weights of the model; `save` then writes a whole model. A later `fit` trains a new adapter.
 
         Raises:
             ValueError: The model has no adapter, or is not trained.
         """
         if not hasattr(self.model_, "merge_and_unload"):
             raise ValueError(f"{self._source} has no adapter to merge; call fit with adapter=..., or open its folder")
-        self._opened().model, self.adapter = self.model_.merge_and_unload(), None
+        self._opened().model = self.model_.merge_and_unload()
 
 
 def values_of(labels: Iterable[Any], classes: Iterable[Any] | None) -> dict[str, Any]:

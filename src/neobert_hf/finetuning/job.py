@@ -20,7 +20,6 @@ from accelerate import PartialState
 from datasets import Dataset, disable_progress_bars
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
-from sklearn.utils import Tags
 from transformers import (
     AutoConfig,
     IntervalStrategy,
@@ -63,7 +62,6 @@ OF_CLASSES = ("classification_report_{}.txt", "confusion_matrix_{}.png")  # file
 MANY_ROWS = 10_000
 # Without validation rows there is no best epoch.
 LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
-ALSO_CALLED = {"lr": "learning_rate"}
 
 
 @contextmanager
@@ -91,7 +89,7 @@ def training_arguments(
 
 def similar_argument(name: str, names: Sequence[str]) -> str | None:
     """Return the name of an argument that is written alike, or else has most of the words, one of the training before others."""
-    close = get_close_matches(ALSO_CALLED.get(name, name), names, 1, 0.8)
+    close = get_close_matches("learning_rate" if name == "lr" else name, names, 1, 0.8)
     shared = {other: sum(word in other for word in name.split("_")) for other in names}
     best = max(names, key=lambda other: (shared[other], "train" in other))
     return close[0] if close else best if shared[best] else None
@@ -219,7 +217,7 @@ class Job(BaseEstimator, ABC):
         except (OSError, ValueError):  # also of a model that is missing, of which a call tells it
             return False
 
-    def __sklearn_tags__(self) -> Tags:
+    def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.string = tags.input_tags.one_d_array = tags.target_tags.required = True
         tags.input_tags.two_d_array = False
