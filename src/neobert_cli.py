@@ -133,8 +133,8 @@ def search(parser: Parser) -> Run:
             if as_json:  # which escapes control characters
                 print(json.dumps({"question": question, "answers": [vars(answer) for answer in answers]}), flush=True)
             else:
-                words = {word for word in words_of(question) if len(word) > 3}
-                print("\n\n".join(_shown(answer, words) for answer in answers), flush=True)
+                marked = {word for word in words_of(question) if len(word) > 3}
+                print("\n\n".join(_shown(answer, marked) for answer in answers), flush=True)
 
     return run
 
@@ -154,7 +154,7 @@ def _ask() -> str:
         return ""
 
 
-def _shown(answer, words: set[str]) -> str:
+def _shown(answer, marked: set[str]) -> str:
     """File and line, score, and the first lines of a passage in the width of the terminal; a terminal shows them in color."""
     from neobert_hf.files.texts import printable
 
@@ -163,7 +163,7 @@ def _shown(answer, words: set[str]) -> str:
     place, score = f"{printable(answer.file)}:{answer.line}", f"({answer.score:.2f})"
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         place, score = COLORED.format(place), COLORED.format(score)
-        text = re.sub(r"[^\W_]+", lambda word: MARKED.format(word[0]) if word[0].lower() in words else word[0], text)
+        text = re.sub(r"[^\W_]+", lambda word: MARKED.format(word[0]) if word[0].lower() in marked else word[0], text)
     return f"{place}  {score}\n{textwrap.indent(text, indent)}"
 
 
