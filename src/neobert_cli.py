@@ -164,7 +164,7 @@ def _ask() -> str:
         return ""
 
 
-def _shown(answer, words: set[str]) -> str:
+def _shown(answer, marked: set[str]) -> str:
     """File and line, score, and the first lines of a passage in the width of the terminal; a terminal shows them in color."""
     from neobert_hf.files.texts import printable
 
@@ -173,7 +173,7 @@ def _shown(answer, words: set[str]) -> str:
     place, score = f"{printable(answer.file)}:{answer.line}", f"({answer.score:.2f})"
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         place, score = COLORED.format(place), COLORED.format(score)
-        text = re.sub(r"[^\W_]+", lambda word: MARKED.format(word[0]) if word[0].lower() in words else word[0], text)
+        text = re.sub(r"[^\W_]+", lambda word: MARKED.format(word[0]) if word[0].lower() in marked else word[0], text)
     return f"{place}  {score}\n{textwrap.indent(text, indent)}"
 
 

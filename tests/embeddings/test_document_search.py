@@ -166,7 +166,7 @@ def test_a_folder_contributes_known_suffixes_and_text_and_counts_the_others(note
         (["lib"], [], "lib/b.py lib/deep/c.js"),
         ([], ["lib/", "tests"], "a.py"),
         (["lib/*.py", "*.js"], ["deep"], "lib/b.py"),
-        ("*.JS", None, ""),
+        ("*.rs", None, ""),
     ],
 )
 def test_patterns_choose_the_files_of_folders_and_not_those_that_are_named(
