@@ -205,4 +205,4 @@ def test_the_tagger_takes_robertas_own_tokenizer(tmp_path):
     row = json.dumps({"words": ["the", "fox"], "tags": ["O", "ANIMAL"]}) + "\n"
     (tmp_path / "train.jsonl").write_text(row * 20)
     arguments = command(tmp_path / "model", tmp_path / "train.jsonl", tmp_path / "out", "--max_steps", "1")
-    assert "validation: accuracy" in run_main(finetune_tagger, *arguments)
+    assert "validation, 2 rows " in run_main(finetune_tagger, *arguments)

@@ -36,7 +36,7 @@ class EpochLines(TrainerCallback):
         """Tell the epoch before, which has been evaluated."""
         if _has_epochs(args):
             first = math.ceil(state.epoch) - 1
-            logs = [log for log in state.log_history if log["epoch"] > first]
+            logs = [log for log in state.log_history if log.get("epoch", 0) > first]
             _tell(f"epoch {state.epoch:.4g} of {args.num_train_epochs:g}", logs)
 
     def on_train_end(self, args, state, control, **kwargs):
