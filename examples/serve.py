@@ -237,9 +237,10 @@ def open_exported(model: OnnxModel) -> Server:
     elif architecture.endswith("ForSequenceClassification"):
         server.what = RERANKER if num_labels == 1 else CLASSIFIER
         server.run = lambda inputs, is_raw: (of_logits if is_raw else model).predict(inputs, num_labels)
+    elif architecture.endswith("ForQuestionAnswering"):
+        server = Server(model.folder, ANSWERER, model.answer)
     else:
-        hint = "a model that answers questions is served from the folder that was exported"
-        raise ValueError(f"{model.folder} holds an exported {architecture}, which is not served; {hint}")
+        raise ValueError(f"{model.folder} holds an exported {architecture}; give the folder of {', '.join(ROUTES)}")
     return server
 
 

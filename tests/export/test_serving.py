@@ -225,8 +225,9 @@ def test_rerank_orders_texts_by_the_scores_of_the_cross_encoder(client_of, folde
     assert found == [{name: rank[name] for name in ("index", "score")} for rank in wanted]
 
 
-def test_answer_finds_the_part_of_a_text_of_several_windows(client_of, folders):
-    found = answer_to(client_of("answers"), "/answer", question="the fox", context=LONG)
+@saved_and_exported
+def test_answer_finds_the_part_of_a_text_of_several_windows(client_of, folders, is_exported):
+    found = answer_to(client_of("answers", is_exported), "/answer", question="the fox", context=LONG)
     (wanted,) = QuestionAnswerer(folders / "answers", verbose=False).predict(["the fox"], [LONG])
     assert found == wanted | {"score": near(wanted["score"])} and found["answer"]
 
@@ -301,9 +302,3 @@ def test_a_folder_that_cannot_be_served_ends_the_command_with_one_line(folders, 
         run_main(serve, folders / name, *(["--dtype", "int8"] if name == "tags" else []))
     message = str(caught.value)
     assert message.startswith(f"serve.py: {folders / name} {REFUSALS[name]}") and len(message.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_an_exported_model_that_answers_questions_is_refused(client_of):
-    with pytest.raises(ValueError, match=r"an exported NeoBERTForQuestionAnswering, which is not served; a model that"):
-        client_of("answers", True)

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from ..finetuning.spans import MAX_ANSWER_TOKENS, best_answers
+
 Text = str | tuple[str, str]
 Arrays = dict[str, np.ndarray]
 Run = Callable[[Arrays], Arrays]  # inputs by name to outputs by name
@@ -196,6 +198,46 @@ class OnnxModel:
             found = [(prompt + text[0], *text[1:]) if isinstance(text, tuple) else prompt + text for text in found]
         results = self._read_output("logits", read, found, batch_size)
         return results[0] if isinstance(texts, str | tuple) else results
+
+    def answer(self, question: str, context: str, max_answer_tokens: int = MAX_ANSWER_TOKENS) -> dict:
+        """Return the part of a text of any length that answers a question, as `QuestionAnswerer` does.
+
+        Args:
+            question: The question.
+            context: The text, which is read in windows that overlap by a quarter.
+            max_answer_tokens: Length of the longest answer.
+
+        Returns:
+            `answer`, `score` and `start`, as of `best_answers`; an empty answer if there is none.
+
+        Raises:
+            ValueError: The model is of another kind, the question leaves no place for the text, or the text has no token.
+        """
+        if "start_logits" not in self.output_names:
+            raise ValueError(f"{self.folder} has no start_logits; answer needs a model that answers questions")
+        tokenizer, stride = Tokenizer.from_str(self.tokenizer.to_str()), self.max_length // 4
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(self.max_length, stride=stride, strategy="only_second")
+        longest = self.max_length - tokenizer.num_special_tokens_to_add(is_pair=True) - stride - 1
+        num_tokens = len(self.tokenizer.encode(question, add_special_tokens=False).ids)
+        if not 0 < num_tokens <= longest:
+            raise ValueError(f"the question {question!r:.80} has {num_tokens} tokens; give 1 to {longest}")
+        first = tokenizer.encode(question, context)
+        windows: dict[str, list] = {"row": [], "offsets": [], "first": []}
+        starts, ends = [], []
+        for window in (first, *first.overflowing):
+            columns = [column for column, text in enumerate(window.sequence_ids) if text == 1]
+            if not columns:
+                raise ValueError(f"the context {context!r:.80} has no token; give another one")
+            outputs = self._run(
+                {"input_ids": np.array([window.ids]), "attention_mask": np.array([window.attention_mask])}
+            )
+            starts.append(outputs["start_logits"][0])
+            ends.append(outputs["end_logits"][0])
+            offsets = [window.offsets[column] for column in columns]
+            for name, value in (("row", 0), ("offsets", offsets), ("first", columns[0])):
+                windows[name].append(value)
+        return best_answers(starts, ends, windows, [context], max_answer_tokens)[0]
 
     def _labels(self, top_k: int | None, text: Text, encoding: Encoding, logits: np.ndarray) -> dict | list[dict]:
         names, problem = self.config["id2label"], self.config.get("problem_type")
