@@ -225,7 +225,7 @@ class Job(BaseEstimator, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without what belongs to this process: the trainer, with its optimizer, folders, and the texts."""
-        state = super().__getstate__() | {"_saved": None, "_seen": set()}
+        state = super().__getstate__() | {"_saved": None, "_seen": set(), "_learned": None}
         if trainer := state.get("_trainer"):
             network = copy.copy(trainer.model)
             for name in ("forward", "_original_forward", "_is_accelerate_prepared"):  # which accelerate adds
