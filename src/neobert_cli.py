@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 Run = Callable[..., None]
-COLORED, MARKED = "\x1b[36m{}\x1b[0m", "\x1b[1;33m{}\x1b[0m"  # cyan, bold yellow
+COLORED = "\x1b[36m{}\x1b[0m", "\x1b[1;33m{}\x1b[0m"  # cyan file and score, bold yellow words
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,7 +33,6 @@ class Parser(argparse.ArgumentParser):
 
     shown_help = "`{} --help`"
     words: Sequence[str] = ()  # of the command line
-    commands: "dict[str, tuple[Parser, Run]]"  # of `neobert`
 
     def parse_known_args(self, args=None, namespace=None):
         """As argparse's; an empty argument is an error."""
@@ -127,10 +126,6 @@ def search(parser: Parser) -> Run:
         from neobert_hf import MINI_MODEL_PATH
         from neobert_hf.embeddings.search import DocumentSearch, check_question, words_of
 
-        try:
-            "".encode(options["encoding"] or "utf-8")
-        except LookupError as error:
-            raise ValueError(f"{error}; --encoding takes a name that Python knows, such as cp1252") from error
         _prepare()
         paths, questions = words, iter(_ask, "") if sys.stdin.isatty() else filter(None, map(str.strip, sys.stdin))
         if len(words) > 1 and not os.path.lexists(words[-1]):
@@ -153,12 +148,10 @@ def _ask() -> str:
     """A question from the terminal, where arrows edit it and find earlier ones; an empty line and Ctrl-D end."""
     with suppress(ImportError):
         import readline  # noqa: F401  (`input` uses it; Windows needs none)
-    prompt = "question (an empty line ends): "
     print(file=sys.stderr)
-    if not sys.stdout.isatty():  # which gets the answers only
-        print(prompt, end="", file=sys.stderr, flush=True)
     try:
-        return input(prompt if sys.stdout.isatty() else "").strip()
+        with redirect_stdout(sys.stdout if sys.stdout.isatty() else sys.stderr):  # a file gets the answers only
+            return input("question (an empty line ends): ").strip()
     except EOFError:
         print(file=sys.stderr)
         return ""
@@ -170,10 +163,9 @@ def _shown(answer, marked: set[str]) -> str:
 
     width, indent = shutil.get_terminal_size().columns, "    "
     text = textwrap.fill(printable(answer.text), width - len(indent), max_lines=3, placeholder=" ...")
-    place, score = f"{printable(answer.file)}:{answer.line}", f"({answer.score:.2f})"
-    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        place, score = COLORED.format(place), COLORED.format(score)
-        text = re.sub(r"[^\W_]+", lambda word: MARKED.format(word[0]) if word[0].lower() in marked else word[0], text)
+    head, mark = COLORED if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else ("{}", "{}")
+    text = re.sub(r"[^\W_]+", lambda word: mark.format(word[0]) if word[0].lower() in marked else word[0], text)
+    place, score = head.format(f"{printable(answer.file)}:{answer.line}"), head.format(f"({answer.score:.2f})")
     return f"{place}  {score}\n{textwrap.indent(text, indent)}"
 
 
@@ -220,8 +212,7 @@ def tokenize(parser: Parser) -> Run:
     add("--output_dir", required=True, metavar="FOLDER", help="Folder of the token ids.")
     add("--tokenizer_name", required=True, metavar="NAME", help="Folder or Hub id of a fast tokenizer.")
     _add_corpus(parser)
-    text = "What runs the tasks: an executor of datatrove."
-    add("--executor", choices=("local", "ray"), default="local", help=text)
+    add("--executor", choices=("local", "ray"), default="local", help="What runs the tasks: an executor of datatrove.")
     text = "Parts of the corpus; an interrupted part begins again. Default: one for each file, 8 to 1,000."
     add("--tasks", type=int, metavar="INT", help=text)
     text = "Tasks that run at the same time. Default: one for a core; with Ray, all."
@@ -338,12 +329,10 @@ def export(parser: Parser) -> Run:
     add = parser.add_argument
     add("source", metavar="SRC", help="Model with or without a head, or embedding model: folder or Hub id.")
     add("out", metavar="OUT", help="Folder to write, new or empty.")
-    text = "Formats to write."
-    add("--to", nargs="+", choices=("onnx", "openvino", "gguf", "eurobert"), default=["onnx"], help=text)
+    add("--to", nargs="+", choices=("onnx", "openvino", "gguf", "eurobert"), default=["onnx"], help="Formats to write.")
     add("--int8", action="store_true", help="Also write ONNX and OpenVINO files in int8.")
     add("--fp16", action="store_true", help="Also write an ONNX file in float16.")
-    text = "Numbers of the GGUF file."
-    add("--dtype", choices=("f32", "f16", "q8_0"), default="f32", help=text)
+    add("--dtype", choices=("f32", "f16", "q8_0"), default="f32", help="Numbers of the GGUF file.")
     text = "What to export: feature-extraction, fill-mask, text-classification, token-classification, question-answering or "
     text += "sentence-similarity. Default: that for which the model was saved."
     add("--task", metavar="TASK", help=text)
@@ -402,52 +391,47 @@ EMBEDDING = ("embed", "search", "train-contrastive", "train-reranker")
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the line breaks of the description, and shows the defaults that are not None or False."""
+    """Keeps the line breaks of the description, and shows the defaults that are not None or False.
+
+    The commands below the word COMMAND are not indented, so that a long name has its help beside it.
+    """
 
     def _get_help_string(self, action):
         return action.help if action.default in (None, False) else super()._get_help_string(action)
-
-
-class _ListFormatter(argparse.HelpFormatter):
-    """Does not indent the commands below the word COMMAND, so that a long name has its help beside it."""
 
     def _iter_indented_subactions(self, action):
         return getattr(action, "_get_subactions", tuple)()
 
 
-def make_parser() -> Parser:
-    """Return the parser of `neobert` with all commands."""
+def make_parser() -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser of `neobert`, and those of its commands."""
     completion = 'Completion in bash and zsh: eval "$(register-python-argcomplete neobert)"'
     title = "NeoBERT in the Hugging Face ecosystem."
-    parser = Parser(prog="neobert", description=title, epilog=completion, formatter_class=_ListFormatter)
+    parser = Parser(prog="neobert", description=title, epilog=completion, formatter_class=_HelpFormatter)
     parser.add_argument("--version", action="version", version=f"neobert_hf {metadata.version('neobert_hf')}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    parser.commands = {}
     for command in COMMANDS:
-        title, _, text = (inspect.getdoc(command) or "").partition("\n\n")
-        description = f"{title}\n\n{text}"
-        name = command.__name__.replace("_", "-")
-        subparser = commands.add_parser(name, help=title, description=description, formatter_class=_HelpFormatter)
-        parser.commands[name] = subparser, command(subparser)
+        name, text = command.__name__.replace("_", "-"), inspect.getdoc(command) or ""
+        title = text.partition("\n")[0]
+        subparser = commands.add_parser(name, help=title, description=text, formatter_class=_HelpFormatter)
+        subparser.set_defaults(run=command(subparser))
     arguments = json.loads(Path(__file__).with_name("neobert_hf").joinpath("options.json").read_text("utf-8"))
     for name, title in SCRIPTS.items():  # for the list of commands and for completion
         script = commands.add_parser(name, help=title, add_help=False)
         script.add_argument("files", nargs="*")
         for argument in arguments.get(f"examples/{name.replace('-', '_')}.py", ()):
             script.add_argument(argument, nargs="+")
-    return parser
+    return parser, commands.choices
 
 
 def main() -> None:
     """Entry point of `neobert`: status 2 for a wrong command line, 1 for another error that the user can correct."""
-    parser = make_parser()
+    parser, commands = make_parser()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         import argcomplete
 
         argcomplete.autocomplete(parser)
-    command, run = _chosen(parser)
-    if command is None:
-        return run()
+    command, run = _chosen(parser, commands)
     try:
         from neobert_hf.runs.errors import run_command
     except KeyboardInterrupt:  # the import takes seconds
@@ -458,21 +442,21 @@ def main() -> None:
     run_command(f"neobert {command}", run, extra="embed" if command in EMBEDDING else "")
 
 
-def _chosen(parser: Parser) -> tuple[str | None, Run]:
-    """The command that the command line names, None if it names none, and the function to call."""
+def _chosen(parser: Parser, commands: dict[str, Parser]) -> tuple[str, Run]:
+    """The command that the command line names, and the function to call."""
     command, *words = sys.argv[1:] or [""]
     if command in SCRIPTS:
         sys.argv[:2] = [f"neobert {command}"]  # the name of the program in its help and errors
         return command, lambda: import_module(f"neobert_hf.examples.{command.replace('-', '_')}").main()
-    if command not in parser.commands:
+    if command not in commands:
         if command[:1] not in ("", "-"):
-            parser.refuse("command", command, [*parser.commands, *SCRIPTS])
+            parser.refuse("command", command, commands)
         parser.parse_args()
-        return None, parser.print_help
-    subparser, run = parser.commands[command]
-    options, unknown = subparser.parse_known_intermixed_args(words)  # a question may stand behind an option
+        parser.parse_args(["--help"])  # which ends, as the line before does unless there are no words
+    options, unknown = commands[command].parse_known_intermixed_args(words)  # a question may stand behind an option
     if unknown:
-        subparser.error(f"unknown argument {' '.join(unknown)}")
+        commands[command].error(f"unknown argument {' '.join(unknown)}")
+    run = vars(options).pop("run")
     return command, lambda: run(**vars(options))
 
 

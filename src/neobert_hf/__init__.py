@@ -1,47 +1,39 @@
 """NeoBERT in the Hugging Face ecosystem. Importing this package registers the model with the Auto classes.
 
 The jobs are in namespaces, each imported when it is used: `neobert_hf.finetuning`, `embeddings`, `pretraining`, `export`, `hub`,
-`runs`. So are `Classifier`, `Tagger` and `DocumentSearch`. Where torch is not installed, only `neobert_hf.export.OnnxModel` and
-`__version__` exist.
+`runs`. Where torch is not installed, only `neobert_hf.export.OnnxModel` and `__version__` exist.
 """
 
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from .lazy import lazy_names
+
 __version__ = "0.1.0"
 
-__all__ = [
-    "AUTO_CLASSES",
-    "MINI_MODEL_PATH",
-    "Classifier",
-    "DocumentSearch",
-    "NeoBERT",
-    "NeoBERTConfig",
-    "NeoBERTForMaskedLM",
-    "NeoBERTForMultipleChoice",
-    "NeoBERTForQuestionAnswering",
-    "NeoBERTForSequenceClassification",
-    "NeoBERTForTokenClassification",
-    "NeoBERTLMHead",
-    "NeoBERTModel",
-    "PackedMLMCollator",
-    "PackedStream",
-    "Tagger",
-    "__version__",
-    "best_dtype",
-    "inference_copy",
-    "lora_config",
-    "multi_vector_encoder",
-    "open_adapter",
-    "save_adapter",
-    "sentence_transformer",
-    "sparse_encoder",
-    "tune_allocator",
-]
-
-NAMESPACE_OF = {"Classifier": "finetuning", "DocumentSearch": "embeddings", "Tagger": "finetuning"}  # which need extras
+# Some need an extra, so a name is imported when it is used.
+NAMES_OF = {
+    "embeddings": ("DocumentSearch",),
+    "embeddings.models": ("multi_vector_encoder", "sentence_transformer", "sparse_encoder"),
+    "finetuning": ("Classifier", "Tagger"),
+    "model.configuration_neobert": ("NeoBERTConfig",),
+    "model.inference_neobert": ("inference_copy",),
+    "model.machine_neobert": ("best_dtype",),
+    "model.modeling_neobert": (
+        *("AUTO_CLASSES", "NeoBERT", "NeoBERTForMaskedLM", "NeoBERTForMultipleChoice", "NeoBERTForQuestionAnswering"),
+        *("NeoBERTForSequenceClassification", "NeoBERTForTokenClassification", "NeoBERTLMHead", "NeoBERTModel"),
+    ),
+    "pretraining.collators": ("PackedMLMCollator",),
+    "pretraining.packing": ("PackedStream",),
+    "runs": ("MINI_MODEL_PATH",),
+    "runs.adapters": ("lora_config", "open_adapter", "save_adapter"),
+    "runs.allocator": ("tune_allocator",),
+}
 NAMESPACES = ("embeddings", "export", "files", "finetuning", "hub", "pretraining", "runs")
+_get, _, __all__ = lazy_names(__name__, NAMES_OF)
+__all__ += ["__version__"]
+
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from . import (
         embeddings as embeddings,
@@ -53,7 +45,31 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         runs as runs,
     )
     from .embeddings import DocumentSearch as DocumentSearch
+    from .embeddings.models import (
+        multi_vector_encoder as multi_vector_encoder,
+        sentence_transformer as sentence_transformer,
+        sparse_encoder as sparse_encoder,
+    )
     from .finetuning import Classifier as Classifier, Tagger as Tagger
+    from .model.configuration_neobert import NeoBERTConfig as NeoBERTConfig
+    from .model.inference_neobert import inference_copy as inference_copy
+    from .model.machine_neobert import best_dtype as best_dtype
+    from .model.modeling_neobert import (
+        AUTO_CLASSES as AUTO_CLASSES,
+        NeoBERT as NeoBERT,
+        NeoBERTForMaskedLM as NeoBERTForMaskedLM,
+        NeoBERTForMultipleChoice as NeoBERTForMultipleChoice,
+        NeoBERTForQuestionAnswering as NeoBERTForQuestionAnswering,
+        NeoBERTForSequenceClassification as NeoBERTForSequenceClassification,
+        NeoBERTForTokenClassification as NeoBERTForTokenClassification,
+        NeoBERTLMHead as NeoBERTLMHead,
+        NeoBERTModel as NeoBERTModel,
+    )
+    from .pretraining.collators import PackedMLMCollator as PackedMLMCollator
+    from .pretraining.packing import PackedStream as PackedStream
+    from .runs import MINI_MODEL_PATH as MINI_MODEL_PATH
+    from .runs.adapters import lora_config as lora_config, open_adapter as open_adapter, save_adapter as save_adapter
+    from .runs.allocator import tune_allocator as tune_allocator
 
 
 def __getattr__(name: str):
@@ -61,38 +77,21 @@ def __getattr__(name: str):
         return import_module(f".{name}", __name__)
     if name in __all__ and find_spec("torch") is None:
         raise ImportError(f"neobert_hf.{name} needs torch; install the package with its dependencies", name="torch")
-    if name in NAMESPACE_OF:
-        return getattr(import_module(f".{NAMESPACE_OF[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _get(name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *NAMESPACES]
 
 
 if find_spec("torch") is not None:
     import transformers
 
-    from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
     from .files.trust import FolderTokenizer
     from .model.configuration_neobert import NeoBERTConfig
-    from .model.inference_neobert import inference_copy
-    from .model.machine_neobert import best_dtype
-    from .model.modeling_neobert import (
-        AUTO_CLASSES,
-        NeoBERT,
-        NeoBERTForMaskedLM,
-        NeoBERTForMultipleChoice,
-        NeoBERTForQuestionAnswering,
-        NeoBERTForSequenceClassification,
-        NeoBERTForTokenClassification,
-        NeoBERTLMHead,
-        NeoBERTModel,
-    )
-    from .pretraining.collators import PackedMLMCollator
-    from .pretraining.packing import PackedStream
-    from .runs import MINI_MODEL_PATH
-    from .runs.adapters import lora_config, open_adapter, save_adapter
-    from .runs.allocator import tune_allocator
+    from .model.modeling_neobert import AUTO_CLASSES
 
-    transformers.AutoConfig.register(NeoBERTConfig.model_type, NeoBERTConfig, exist_ok=True)
-    for _auto_class, _model_class in AUTO_CLASSES.items():
-        if _auto_class != "AutoConfig":
-            getattr(transformers, _auto_class).register(NeoBERTConfig, _model_class, exist_ok=True)
+    for _auto_class, _class in AUTO_CLASSES.items():
+        _key = NeoBERTConfig.model_type if _auto_class == "AutoConfig" else NeoBERTConfig
+        getattr(transformers, _auto_class).register(_key, _class, exist_ok=True)
     transformers.AutoTokenizer.register(NeoBERTConfig, fast_tokenizer_class=FolderTokenizer, exist_ok=True)

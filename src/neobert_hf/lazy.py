@@ -5,9 +5,7 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_names(
-    package: str, names_of: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def lazy_names(package: str, names_of: Mapping[str, Sequence[str]]) -> tuple[Callable, Callable, list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package.
 
     Args:

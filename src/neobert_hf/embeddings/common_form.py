@@ -101,10 +101,7 @@ def older_settings(module: torch.nn.Module) -> dict:
     settings = module.get_config_dict()
     if isinstance(module, Pooling):
         flags = {flag: mode == module.pooling_mode for mode, flag in POOLING_MODES.items()}
-        return {
-            "word_embedding_dimension": module.embedding_dimension,
-            **flags,
-            "include_prompt": module.include_prompt,
-        }
+        flags["include_prompt"] = module.include_prompt
+        return {"word_embedding_dimension": module.embedding_dimension, **flags}
     # Before 5.4 a Dense stood after the pooling, and its settings had no names; those versions refuse the names.
     return {name: value for name, value in settings.items() if not name.startswith("module_") or value == TOKENS}

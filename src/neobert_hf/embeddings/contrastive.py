@@ -283,10 +283,8 @@ def train_contrastive(
     arguments = arguments or ContrastiveArguments(model[0].model.name_or_path)
     prompts, sides = dict(prompts or {}), arguments.instruction_sides
     sets, held_out = as_sets(sets, "train"), as_sets(held_out or {}, "held_out")
-    of_sides = {"both": slice(None), "query": slice(1)}[sides]
-    training.prompts = {
-        name: dict.fromkeys(sets[name].column_names[of_sides], prompt) for name, prompt in prompts.items()
-    }
+    kept = {"both": slice(None), "query": slice(1)}[sides]
+    training.prompts = {name: dict.fromkeys(sets[name].column_names[kept], prompt) for name, prompt in prompts.items()}
     if len(prompts) == len(sets) and len(set(prompts.values())) == 1:
         (prompt,) = set(prompts.values())
         model.prompts = {"query": prompt, "document": prompt if sides == "both" else ""}

@@ -170,10 +170,9 @@ def open_embedding_model(name: str, revision: str | None = None, **options) -> S
     kind = check_modules_of(name, revision)
     if kind not in (None, "SentenceTransformer"):
         kind = printable(str(kind))
-        raise ValueError(
-            f"{name} holds a {kind}, which gives no single vector for each text; open it in Python with "
-            f"sentence_transformers.{kind}, or choose a model that SentenceTransformer saved"
-        )
+        fault = f"{name} holds a {kind}, which gives no single vector for each text"
+        remedy = f"open it in Python with sentence_transformers.{kind}, or choose a model that SentenceTransformer saved"
+        raise ValueError(f"{fault}; {remedy}")
     model = SentenceTransformer(name, revision=revision, **options)
     adopt(model[0], name)
     return model

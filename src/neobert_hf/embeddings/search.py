@@ -71,8 +71,8 @@ class DocumentSearch:
         encoding: Encoding of all text files; by default UTF-8, UTF-16 with a byte order mark, or what charset-normalizer guesses.
 
     Raises:
-        ValueError: There is no text, a named file is not valid, the model cannot be opened, or `word_weight` is out of range.
-        LookupError: Python does not know the encoding.
+        ValueError: There is no text, a named file is not valid, the model cannot be opened, `word_weight` is out of range, or
+            Python does not know the encoding.
         OSError: A path does not exist, or a named file cannot be read.
         ImportError: The format of a named file needs a package that is not installed.
 
@@ -93,6 +93,10 @@ class DocumentSearch:
     ) -> None:
         if not 0 <= word_weight <= 1:
             raise ValueError(f"word_weight={word_weight} is not between 0 and 1; 0 ignores the words, 1 the vectors")
+        try:
+            "".encode(encoding or "utf-8")
+        except LookupError as error:
+            raise ValueError(f"{error}; --encoding takes a name that Python knows, such as cp1252") from error
         files, self.skipped = find_files(paths := as_list(paths), is_document, as_list(include), as_list(exclude))
         self.encoder = open_for_inference(model, max_length)
         length = max_length or min(longest_input(self.encoder) or LONGEST, LONGEST)
