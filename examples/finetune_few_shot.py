@@ -173,14 +173,14 @@ class FewShotClassifier(Classifier):
             strength = choose_strength(unit_vectors(model, examples["text"]), np.array(examples["label"]), SINGLE)
             if training.max_steps == 0:
                 training.max_steps = steps_for(examples["label"], training.train_batch_size)
+            training.disable_tqdm |= not self.verbose
             config = model[0].config
             # a few steps need large ones; larger ones than this make all-MiniLM-L6-v2 worse at many classes
             training.choose_learning_rate(config, 2e-4 if config.hidden_size <= 256 else 5e-5)
 
             def make_trainer(_: Path | None) -> FewShotTrainer:
                 rows = Dataset.from_dict(examples)
-                trainer = FewShotTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model))
-                return self._quieted(trainer)
+                return FewShotTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model))
 
             run = {"job": "few examples", "model": self._source, "classes": self._names, "rows": content_hash(examples)}
             run |= {"max_seq_length": self.max_seq_length} | curve_of(training)
@@ -188,8 +188,11 @@ class FewShotClassifier(Classifier):
                 train_or_resume(make_trainer, training, run)
             self._run = json.loads(json.dumps(run))
             add_head(model, examples["text"], examples["label"], self._names, strength)
-            self._end_fit([examples["text"]], held_out, training)
+            self._end_fit([*examples.values()], held_out, training)
         return self
+
+    def _tfidf(self, inputs: Sequence | None) -> None:
+        """None: a few examples of each class say little about words."""
 
     @told
     def outputs(self, texts: Sequence[str], training: FineTuningArguments | None = None) -> np.ndarray:

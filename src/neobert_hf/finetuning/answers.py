@@ -83,7 +83,7 @@ class QuestionAnswerer(Job):
     def _classes(self) -> list[str]:
         """None; an error if the model is not trained."""
         self._start()
-        if self._run is None and self._names is None:
+        if self._run is None and not self._names:
             self._read_labels()
         return []
 
@@ -153,10 +153,9 @@ def cut_windows(
     longest = max_seq_length - tokenizer.num_special_tokens_to_add(pair=True) - stride - 1
     for question, ids in zip(rows["question"], tokenizer(rows["question"], add_special_tokens=False)["input_ids"]):
         if len(ids) > longest:
-            raise ValueError(
-                f"the question {question!r:.80} has {len(ids)} tokens, but max_seq_length={max_seq_length} and stride={stride} "
-                f"leave {max(longest, 0)}; shorten it, or give a larger max_seq_length"
-            )
+            fault = f"the question {question!r:.80} has {len(ids)} tokens"
+            left = f"max_seq_length={max_seq_length} and stride={stride} leave {max(longest, 0)}"
+            raise ValueError(f"{fault}, but {left}; shorten it, or give a larger max_seq_length")
     options = {"truncation": "only_second", "return_overflowing_tokens": True, "return_offsets_mapping": True}
     tokens = tokenizer(rows["question"], rows["context"], max_length=max_seq_length, stride=stride, **options)
     owners, all_offsets = tokens.pop("overflow_to_sample_mapping"), tokens.pop("offset_mapping")

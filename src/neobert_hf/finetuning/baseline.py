@@ -36,9 +36,8 @@ def tfidf_outputs(
     folds, length = None if held_out else folds_of(labels), sum(map(len, texts))
     if length * (num_outputs + 3) * (folds.get_n_splits() if folds else 1) > MOST_WORK:
         return f"TF-IDF is left out: {length:,} characters are too many for a few seconds"
-    model = Ridge() if problem_type == REGRESSION else LogisticRegression(max_iter=1000)
-    if problem_type == MULTI:
-        model = OneVsRestClassifier(model)
+    logistic = LogisticRegression(max_iter=1000)
+    model = {REGRESSION: Ridge(), SINGLE: logistic, MULTI: OneVsRestClassifier(logistic)}[problem_type]
     # float32 takes half of the time
     model = make_pipeline(TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), dtype=np.float32), model)
     try:

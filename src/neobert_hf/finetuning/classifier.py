@@ -81,7 +81,6 @@ class Classifier(ClassifierMixin, Job):
     noun = "classifier"
     problem_type: str  # of `fit`, or of the trained model as soon as `classes_` are read
     _mean, _deviation = 0.0, 1.0
-    _learned: tuple[list, list] | None = None  # texts and labels of `fit`, for TF-IDF
 
     def __init__(
         self,
@@ -119,8 +118,8 @@ class Classifier(ClassifierMixin, Job):
     def _load_new(self, **options) -> PreTrainedModel:
         # the problem type also for a start that was fine-tuned for other labels
         options["problem_type"] = self.problem_type
-        if pooling := self.classifier_pooling or self._default_pooling():
-            options["classifier_pooling"] = pooling
+        if self._pooling:
+            options["classifier_pooling"] = self._pooling
         model = super()._load_new(**options)
         if self.adapter:
             from peft import get_peft_model
@@ -129,11 +128,6 @@ class Classifier(ClassifierMixin, Job):
             if self.verbose:
                 model.print_trainable_parameters()
         return model
-
-    def _default_pooling(self) -> str | None:
-        """The mean, where a last layer reads a frozen encoder, whose first token says less; an adapter keeps that of its base."""
-        is_free = self._is_head_first and not self.adapter
-        return "mean" if is_free and hasattr(AutoConfig.from_pretrained(self._source), "classifier_pooling") else None
 
     def _learning_rate(self, config: PretrainedConfig) -> float:
         return super()._learning_rate(config) * (10 if self.adapter else 1)
@@ -191,7 +185,8 @@ class Classifier(ClassifierMixin, Job):
         if self._is_adapter:
             remedy = "merge it first (`merge`, `save`), or give its base model and adapter=lora_config(...)"
             raise ValueError(f"{self._source} is an adapter, whose weights are not trained again; {remedy}")
-        if self.classifier_pooling and not hasattr(AutoConfig.from_pretrained(self._source), "classifier_pooling"):
+        config = AutoConfig.from_pretrained(self._source)
+        if self.classifier_pooling and not hasattr(config, "classifier_pooling"):
             raise ValueError(f"{self._source} has no classifier_pooling in its config; omit classifier_pooling")
         self.problem_type = problem_type
         given, (texts, labels) = labels, self._columns(texts, labels)
@@ -212,21 +207,23 @@ class Classifier(ClassifierMixin, Job):
             if not is_learnable:  # also if one is too large for float32
                 ends = f"the labels, from {min(labels)!r} to {max(labels)!r}, cannot be told apart in float32"
                 raise ValueError(f"{ends}, in which a model predicts; subtract a constant, or choose another unit")
-        config = AutoConfig.from_pretrained(self._source)
         is_new = not self._is_trained(config) or config.num_labels != len(self._names)
         is_few = len(texts) < min(FEW_TEXTS, FEW_OF_CLASS * len(self._names)) and kind != REGRESSION
         self._is_head_first = is_new and is_few if self.head_first is None else self.head_first
+        # the first token of a frozen encoder says less; an adapter keeps the pooling of its base
+        has_mean = self._is_head_first and hasattr(config, "classifier_pooling") and not self.adapter
+        self._pooling = self.classifier_pooling or ("mean" if has_mean else None)
         # larger models, and adapters, were not compared
         self._is_short = self._is_head_first and kind == SINGLE and not self.adapter and config.hidden_size <= 384
         self._best_metric, self._crossed = "pearson" if kind == REGRESSION else "f1", None
-        if validation and is_held_out and self._is_head_first and kind == SINGLE and num_repeated(labels) > 1:
+        can_cross = self._is_head_first and kind == SINGLE and sum(n > 1 for n in Counter(labels).values()) > 1
+        if validation and is_held_out and can_cross:
             held_out = self._columns(*validation)
             self.encode(held_out[1])  # which refuses an unknown class
             texts, labels = (a + b for a, b in zip((texts, labels), held_out))
             self._crossed, self._num_repeated, validation = labels, len(texts) - len({*map(str, texts)}), None
             fact = f"{len(texts)} rows are few: all of them are trained on, and the metrics are those of a"
             say(f"{fact} {CROSS_VALIDATION} alone, before the other layers are trained")
-        self._learned = texts, labels
         self._fit((texts, labels), validation, training, options)
         return self
 
@@ -315,13 +312,12 @@ class Classifier(ClassifierMixin, Job):
             if self._num_repeated:
                 fact = f"{CROSS_VALIDATION}: {self._num_repeated:,} of {len(self._crossed):,} rows repeat the text of another row"
                 self._remark(f"{fact}, so the scores are too good", "remove repeated rows")
-            self._report(self._crossed_logits, self._crossed, CROSS_VALIDATION, self._opened().args.output_dir)
-        if self.problem_type != REGRESSION:
-            return
-        last = last_layer(self.model_)
-        with no_grad():
-            last.weight *= self._deviation
-            last.bias.copy_(last.bias * self._deviation + self._mean)
+            self._report(self._crossed_logits, self._crossed, CROSS_VALIDATION, Path(self._opened().args.output_dir))
+        if self.problem_type == REGRESSION:
+            last = last_layer(self.model_)
+            with no_grad():
+                last.weight *= self._deviation
+                last.bias.copy_(last.bias * self._deviation + self._mean)
 
     def _decide(self, logits: np.ndarray) -> list:
         found = decisions(self.problem_type, logits)
@@ -345,8 +341,7 @@ class Classifier(ClassifierMixin, Job):
         if self.problem_type == REGRESSION:
             return np.full(len(numbers), numbers.mean()), f"the mean {numbers.mean():.4g}"
         if self.problem_type == SINGLE:
-            numbers = np.eye(len(self._classes))[numbers]
-            logits = np.eye(len(self._classes))[numbers.sum(0).argmax()]
+            logits = np.eye(len(self._classes))[np.bincount(numbers).argmax()]
         else:
             logits = np.where(numbers.mean(0) < 0.5, -1, 1)
         chosen = [name for name, logit in zip(self._classes, logits) if logit > 0]
@@ -354,11 +349,10 @@ class Classifier(ClassifierMixin, Job):
 
     def _tfidf(self, inputs: Sequence | None) -> np.ndarray | str | None:
         """Outputs of TF-IDF with logistic regression, or with ridge regression for numbers."""
-        if self._learned is None:
+        if not self._learned:
             return None
         texts, labels = self._learned
-        options = (self.problem_type, len(self.classes_), inputs)
-        return tfidf_outputs(texts, np.array(self.encode(labels)), *options)
+        return tfidf_outputs(texts, np.array(self.encode(labels)), self.problem_type, len(self._classes), inputs)
 
     def _report_classes(self, outputs: np.ndarray, labels: list, report: Path, picture: Path) -> None:
         """Write precision, recall and F1 of each class, print the lowest ones, and draw the confusion matrix."""
@@ -372,8 +366,7 @@ class Classifier(ClassifierMixin, Job):
         of_classes = f1_score(labels, predicted, labels=numbers, average=None, zero_division=0)
         say_worst(dict(zip(self._classes, of_classes)))
         if self.problem_type == SINGLE and len(numbers) <= MOST_CLASSES:
-            matrix = confusion_matrix(labels, predicted, labels=numbers)
-            draw_matrix(matrix, self._classes, picture)
+            draw_matrix(confusion_matrix(labels, predicted, labels=numbers), self._classes, picture)
 
     def prediction_rows(self, outputs: np.ndarray, rows: list[dict], separator: str | None = None) -> list[dict]:
         """Return rows with `prediction`, and `probability_NAME` for each class.
@@ -416,11 +409,6 @@ def values_of(labels: Iterable[Any], classes: Iterable[Any] | None) -> dict[str,
     values = [one for label in every for one in labels_of(as_list(label))]
     values = [one.item() if isinstance(one, np.generic) else one for one in values]
     return {label_text(one): one for one in values} if {*map(type, values)} in ({int}, {float}, {bool}) else {}
-
-
-def num_repeated(labels: Sequence[str]) -> int:
-    """Return the number of labels that two rows at least have."""
-    return sum(count > 1 for count in Counter(labels).values())
 
 
 def are_truncated(tokens: BatchEncoding, limit: int) -> list[bool]:

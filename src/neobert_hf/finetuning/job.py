@@ -30,7 +30,6 @@ from transformers import (
     set_seed,
 )
 from transformers.tokenization_utils_base import LARGE_INTEGER
-from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils import logging
 
 from ..files import messages
@@ -166,13 +165,13 @@ class Job(BaseEstimator, ABC):
         self._run: dict[str, Any] | None = None  # identity of the training
         self._trainer: Trainer | None = None
         self._network: PreTrainedModel | None = None  # of a pickle
-        self._names: list[str] | None = None  # of the classes
+        self._names: list[str] = []  # of the classes
         self._given: dict[str, Any] = {}  # classes by their names, if the user gives numbers
         self._saved: tuple[Path, LabelledRows | None, str | None] | None = None
         self._facts: dict[str, Any] = {}  # of the training, for its record
         self._scores_of: dict[str, dict[str, dict[str, float]]] = {}  # by split: `metrics`, and `trivial` ones
         self._remarks: list[str] = []  # what a reader of the scores must know
-        self._seen: set[str] = set()  # inputs of the training
+        self._learned: Sequence[list] = ()  # columns of the training
 
     @property
     def _source(self) -> str:
@@ -188,9 +187,8 @@ class Job(BaseEstimator, ABC):
     def _classes(self) -> list[str]:
         """Names of the classes, as in the config of the model; an error if it is not trained."""
         self._start()
-        if self._names is None:
+        if not self._names:
             self._read_labels()
-        assert self._names is not None  # `_read_labels` reads them, or raises
         return self._names
 
     @property
@@ -225,7 +223,7 @@ class Job(BaseEstimator, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without what belongs to this process: the trainer, with its optimizer, folders, and the texts."""
-        state = super().__getstate__() | {"_saved": None, "_seen": set(), "_learned": None}
+        state = super().__getstate__() | {"_saved": None, "_learned": ()}
         if trainer := state.get("_trainer"):
             network = copy.copy(trainer.model)
             for name in ("forward", "_original_forward", "_is_accelerate_prepared"):  # which accelerate adds
@@ -264,7 +262,7 @@ class Job(BaseEstimator, ABC):
 
     def _load_new(self, **options) -> PreTrainedModel:
         """The model in float32; its head is new unless it has as many outputs as there are classes."""
-        if self._names is not None:
+        if self._names:
             names = dict(enumerate(self._names))
             options |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
         options |= {"dtype": "float32", "ignore_mismatched_sizes": True}
@@ -334,13 +332,8 @@ class Job(BaseEstimator, ABC):
         """Return rows with columns of their predictions."""
 
     def _trainer_for(self, model: PreTrainedModel, training: FineTuningArguments, **options) -> Trainer:
-        return self._quieted(CheckedCheckpoints(model, training, processing_class=self.tokenizer, **options))
-
-    def _quieted(self, trainer: Trainer) -> Trainer:
-        """The trainer, without a bar if the job is not verbose."""
-        if not self.verbose:
-            trainer.remove_callback(DEFAULT_PROGRESS_CALLBACK)
-        return trainer
+        training.disable_tqdm |= not self.verbose
+        return CheckedCheckpoints(model, training, processing_class=self.tokenizer, **options)
 
     def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: Sequence) -> dict[str, float]:
         return self.metrics(self._outputs(rows, found.predictions, validation[:-1]), validation[-1])
@@ -355,15 +348,15 @@ class Job(BaseEstimator, ABC):
         self, columns: Sequence, validation: Sequence | None, training: FineTuningArguments | None, options: dict
     ) -> None:
         """Train or resume, and report on the validation rows; the arguments are as of `fit`, the columns those of `_columns`."""
-        validation = validation and self._columns(*validation)
+        self._learned, validation = columns, validation and self._columns(*validation)
         self.tokenizer.model_max_length = self.max_seq_length
         rows = {"train_dataset": self._tokenized(*columns, is_training=True)}
         self._say_truncated(len(columns[0]), "training")
         if validation:
             rows["eval_dataset"] = held_out = self._tokenized(*validation)
             rows["compute_metrics"] = lambda found: self._metrics_of_epoch(found, held_out, validation)
-        run = {"job": self.noun, "model": self._source, "classes": self._names, "max_seq_length": self.max_seq_length}
-        run |= self._identity() | {"rows": content_hash(columns), "validation": content_hash(validation)}
+        run = {"job": self.noun, "model": self._source, "max_seq_length": self.max_seq_length} | self._identity()
+        run |= {"classes": self._names or None, "rows": content_hash(columns), "validation": content_hash(validation)}
         with training_arguments(training, options, bool(validation)) as training:
             run |= curve_of(training)
             if validation and self._best_metric:
@@ -384,7 +377,7 @@ class Job(BaseEstimator, ABC):
             of_classes = f" of {len(self.classes_)} classes" if len(self.classes_) > 1 else ""
             messages.say(f"trained on {len(columns[0]):,} rows{of_classes}")
             self._after_training()
-            self._end_fit(columns[:-1], validation, training)
+            self._end_fit(columns, validation, training)
 
     def _learning_rate(self, config: PretrainedConfig) -> float:
         """The learning rate of a training, unless the user gives one."""
@@ -398,18 +391,19 @@ class Job(BaseEstimator, ABC):
         """What of a job, besides the training arguments, a resumed run must have too, as plain types."""
         return {}
 
-    def _end_fit(self, inputs: Sequence[list], validation: Sequence | None, training: FineTuningArguments) -> None:
-        """Keep what the record says, and report on the validation rows; `inputs` are columns of the training."""
-        self._training, self._seen = training, set(map(str, zip(*inputs)))
-        self._facts = {"num_rows": len(inputs[0]), "is_pair": isinstance(inputs[0][0], tuple)}
+    def _end_fit(self, columns: Sequence[list], validation: Sequence | None, training: FineTuningArguments) -> None:
+        """Keep what the record says, and report on the validation rows; the columns are those of the training."""
+        self._training, self._learned = training, columns
+        self._facts = {"num_rows": len(columns[0]), "is_pair": isinstance(columns[0][0], tuple)}
         if validation:
-            self._count_seen(validation[:-1], "validation")
-            outputs = self.outputs(*validation[:-1])
-            self._report(outputs, validation[-1], "validation", training.output_dir, validation[0])
+            *inputs, labels = validation
+            self._count_seen(inputs, "validation")
+            self._report(self.outputs(*inputs), labels, "validation", Path(training.output_dir), inputs[0])
 
     def _count_seen(self, inputs: Sequence[list], split: str) -> None:
         """Say how many rows are rows of the training too."""
-        if count := sum(row in self._seen for row in map(str, zip(*inputs))):
+        learned = set(map(str, zip(*self._learned[:-1])))
+        if count := sum(row in learned for row in map(str, zip(*inputs))):
             fact = f"{split}: {count:,} of {len(inputs[0]):,} rows equal a training row, so the scores are too good"
             self._remark(fact, "remove repeated rows")
 
@@ -459,13 +453,8 @@ class Job(BaseEstimator, ABC):
         """Return the F1 of `evaluate` on rows, the columns of `fit`."""
         return self.evaluate(*columns)["f1"]
 
-    def _report(
-        self, outputs: Any, labels: list | None, split: str, folder: str | Path, inputs: Sequence | None = None
-    ) -> None:
+    def _report(self, outputs: Any, labels: list, split: str, folder: Path, inputs: Sequence | None = None) -> None:
         """Print the metrics of a split beside those of simpler answers, and write them to a file of the folder."""
-        if labels is None:
-            messages.say(f"the {split} rows have no labels, so there are no metrics")
-            return
         found, (trivial, answer) = self.metrics(outputs, labels), self._trivial(labels)
         base = self.metrics(trivial, labels)
         self._scores_of[split] = scores = {"metrics": found, "trivial": base}
@@ -477,8 +466,8 @@ class Job(BaseEstimator, ABC):
             say_scores(f"{split}, {len(labels):,} row{'s' * (len(labels) > 1)}", shown | {f"trivial: {answer}": base})
             if isinstance(words, str):
                 messages.say(words)
-            folder, prefix = Path(folder), {"validation": "eval", CROSS_VALIDATION: "eval"}.get(split, split)
             folder.mkdir(parents=True, exist_ok=True)
+            prefix = "test" if split == "test" else "eval"
             results = folder / f"{prefix}_results.json"
             files = [folder / name.format(split.split()[0]) for name in OF_CLASSES]
             prefixes = {"metrics": prefix, "trivial": f"{prefix}_trivial", "tfidf": f"{prefix}_tfidf"}
@@ -512,9 +501,7 @@ class Job(BaseEstimator, ABC):
         """Write what a job says of each class, print a part of it, and perhaps draw it."""
 
     @told
-    def predict_rows(
-        self, data: LabelledRows, training: FineTuningArguments, file: str | None = None, **options
-    ) -> None:
+    def predict_rows(self, data: LabelledRows, training: FineTuningArguments, file: str | None = None, **more) -> None:
         """Predict the test rows of files: a file of predictions, and metrics over the rows with a label that counts.
 
         A row without a text has an empty prediction. The record of a model that was saved before gets the metrics.
@@ -523,7 +510,7 @@ class Job(BaseEstimator, ABC):
             data: Rows of files.
             training: Training arguments; their folder gets the files.
             file: File of the predictions; None takes predictions.csv or predictions.jsonl in the folder.
-            options: Further arguments of `prediction_rows`.
+            more: Further arguments of `prediction_rows`.
 
         Raises:
             FileExistsError: A file to write is there, and is not of an earlier prediction.
@@ -540,14 +527,17 @@ class Job(BaseEstimator, ABC):
         counted = [i for i, label in enumerate(labels or ()) if label is not None]
         if training.should_save and (line := data.not_counted(len(counted))):
             messages.say(line)
-        if counted or not data.test_faults:
+        if counted:
             of_counted = outputs[counted] if isinstance(outputs, np.ndarray) else [outputs[i] for i in counted]
-            of_labels, of_inputs = ([column[i] for i in counted] for column in (labels or (), inputs[0]))
-            self._report(of_counted, of_labels or None, "test", folder, of_inputs)
+            of_labels, of_inputs = ([column[i] for i in counted] for column in (labels, inputs[0]))
+            self._report(of_counted, of_labels, "test", folder, of_inputs)
+        elif not data.test_faults:
+            messages.say("the test rows have no labels, so there are no metrics")
+        if counted or not data.test_faults:
             self._write_record()
         if training.should_save:
             answered = [data.test_rows[i] for i in data.test_places]
-            rows = self.prediction_rows(outputs, answered, **options)
+            rows = self.prediction_rows(outputs, answered, **more)
             write_predictions(file, data.with_empty(rows), folder)
 
     @told
@@ -569,9 +559,8 @@ class Job(BaseEstimator, ABC):
         remedy = "since overwrite=True replaces only" if overwrite else "or give overwrite=True to replace"
         options: dict[str, Any] = {"way_out": f"choose another folder, {remedy} the files of a model"}
         options["replaceable"] = replaceable_files(folder, *RESULTS, *TRAINING_FILES) if overwrite else ()
-        is_adapter = hasattr(network, "merge_and_unload")
-        if self._training is None or is_adapter:  # the folder of the source would lose its record, or the base
-            options["inputs"] = [self._source]
+        if self._training is None or hasattr(network, "merge_and_unload"):
+            options["inputs"] = [self._source]  # whose folder would lose its record, or the base of the adapter
         is_first = PartialState().is_main_process and not is_own
         with saving(folder, what_is_left(folder)), vacated(folder, **options) if is_first else nullcontext():
             self._save_weights(folder)
@@ -590,10 +579,9 @@ class Job(BaseEstimator, ABC):
         names = names | {CROSS_VALIDATION: names["train"]}
         places = {split: {"dataset": names[split], "split": split} for split in self._scores_of}
         scores = [places[split] | found | of_hub.get(names[split], {}) for split, found in self._scores_of.items()]
-        more = {"datasets": [hub] if hub else [], "scores": scores, "is_pair": self._facts["is_pair"]}
-        more |= {"rows": {names["train"]: self._facts["num_rows"]}}
-        remark = " ".join(f"Warning: {fact}." for fact in self._remarks)
-        write_record(folder, self._training, source=origin, remark=remark, **more)
+        rows = {names["train"]: self._facts["num_rows"]}
+        more = {"is_pair": self._facts["is_pair"], "remark": " ".join(f"Warning: {fact}." for fact in self._remarks)}
+        write_record(folder, self._training, source=origin, rows=rows, datasets=[*of_hub], scores=scores, **more)
 
     def _save_weights(self, folder: str | Path) -> None:
         with without_bars():

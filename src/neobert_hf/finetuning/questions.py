@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ..files.rows import Faults, read_rows
+from ..files.rows import Faults, Rows, read_rows
 from .rows import (
     Columns,
     LabelledDataArguments,
@@ -62,7 +61,7 @@ def read_questions(arguments: LabelledDataArguments, seed: int) -> LabelledRows:
     return as_lists(arguments, splits)
 
 
-def _read(file: str, faults: Faults) -> Iterator[tuple[str, Any]]:
+def _read(file: str, faults: Faults) -> Rows:
     """Rows of a file; the questions of SQuAD's nested JSON as flat rows."""
     for place, row in read_rows(file, faults=faults):
         if not (isinstance(row, dict) and "data" in row):

@@ -17,7 +17,7 @@ from datasets import ClassLabel, load_dataset
 from transformers.hf_argparser import HfArg
 
 from ..files import messages
-from ..files.rows import SHOWN, Fault, Faults, checked_text, read_rows, trimmed
+from ..files.rows import SHOWN, Fault, Faults, Rows, checked_text, read_rows, trimmed
 from ..files.writing import check_target
 from .predictions import PREDICTION, PREDICTION_COLUMNS, PREDICTION_FORMATS
 
@@ -172,10 +172,7 @@ class Columns:
 
 
 def read_splits(
-    arguments: LabelledDataArguments,
-    columns: Columns,
-    seed: int,
-    read: Callable[[str, Faults], Iterable[tuple[str, Any]]] | None = None,
+    arguments: LabelledDataArguments, columns: Columns, seed: int, read: Callable[[str, Faults], Rows] | None = None
 ) -> tuple[dict[str, list[Row]], list[str]]:
     """Read and check the rows of all files, or of a dataset of the Hub.
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset
 from scipy.special import softmax
 from seqeval import metrics as entities
 from sklearn.metrics import accuracy_score, classification_report, f1_score
+from torch import Tensor
 from transformers import (
     AutoModelForTokenClassification,
     BatchEncoding,
@@ -135,8 +135,7 @@ class Tagger(Job):
         rows = Dataset.from_dict({"words": list(words), "tags": ids})
         length = min(self.max_seq_length, self.tokenizer.model_max_length)
         labels_of = partial(piece_labels, names=self._classes) if is_training else first_pieces
-        options = {"tokenizer": self.tokenizer, "max_length": length, "labels_of": labels_of}
-        options["is_training"] = is_training
+        options = {"tokenizer": self.tokenizer, "length": length, "labels_of": labels_of, "is_training": is_training}
         return rows.map(cut, batched=True, with_indices=True, remove_columns=rows.column_names, fn_kwargs=options)
 
     def _outputs(self, rows: Dataset, logits: np.ndarray, inputs: Sequence) -> list[np.ndarray]:
@@ -193,9 +192,7 @@ class Tagger(Job):
         return [{**row, "prediction": tags, "probability": scores} for row, tags, scores in answers]
 
 
-def piece_loss(
-    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
-) -> torch.Tensor:
+def piece_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
     """Return the cross-entropy of the pieces of words, for Trainer.
 
     Example: the words "New", "Yorker" are two entities of one kind, and "Yorker" has the pieces B- and I-. The strategies
@@ -271,10 +268,10 @@ def tag_report(sought: list[list[str]], found: list[list[str]], output_dict: boo
     return entities.classification_report(sought, found, **options)
 
 
-def cut(rows: dict[str, list], numbers: list[int], tokenizer, max_length: int, labels_of, is_training: bool) -> dict:
+def cut(rows: dict[str, list], numbers: list[int], tokenizer, length: int, labels_of, is_training: bool) -> dict:
     """Return windows of rows of words, for `Dataset.map`; `labels_of` makes the labels of the pieces of a whole row."""
-    overlap = (max_length - tokenizer.num_special_tokens_to_add()) // 4
-    tokens = _tokenize(tokenizer, rows["words"], max_length, overlap)
+    overlap = (length - tokenizer.num_special_tokens_to_add()) // 4
+    tokens = _tokenize(tokenizer, rows["words"], length, overlap)
     prefix = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
     owners = tokens["overflow_to_sample_mapping"]
     places = [[j for j, word in enumerate(tokens.word_ids(i)) if word is not None] for i in range(len(owners))]
@@ -303,15 +300,13 @@ def cut(rows: dict[str, list], numbers: list[int], tokenizer, max_length: int, l
     return inputs | {"labels": windows, "row": [numbers[owner] for owner in owners]}
 
 
-def _tokenize(
-    tokenizer: PreTrainedTokenizerBase, rows: list[list[str]], max_length: int, overlap: int
-) -> BatchEncoding:
+def _tokenize(tokenizer: PreTrainedTokenizerBase, rows: list[list[str]], length: int, overlap: int) -> BatchEncoding:
     """Windows of tokens; a word of characters that the tokenizer removes has the unknown token, so that it gets a tag too."""
 
     def tokenize(rows: list[list[str]]) -> BatchEncoding:
         # the spaces of a text; byte-level tokenizers mark the beginning of a word by one
         rows = [[first, *(f" {word}" for word in others)] for first, *others in rows]
-        options = {"truncation": True, "max_length": max_length, "stride": overlap, "return_overflowing_tokens": True}
+        options = {"truncation": True, "max_length": length, "stride": overlap, "return_overflowing_tokens": True}
         return tokenizer(rows, is_split_into_words=True, **options)
 
     tokens = tokenize(rows)

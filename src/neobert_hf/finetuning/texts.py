@@ -37,6 +37,7 @@ from .rows import (
 )
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+Kind = Literal["auto", "single_label_classification", "multi_label_classification", "regression"]
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")  # 007 is a name
 # Numbers as people write them: 3.8 €, EUR 1 000,50, 4/5, 10 %, 5 stars
 AMOUNT = re.compile(r"([^\w\s]{1,2}|[A-Z]{3})?\s*(0|[1-9]\d*)([.,'\s]\d+)*\s*(/\s*\d+|\D{0,10})")
@@ -53,9 +54,7 @@ class LabelledTextArguments(LabelledDataArguments):
     label_column: str = HfArg(default="label", help="Column of the class, the list of classes, or the number.")
     label_columns: list[str] = HfArg(default=None, help="Columns of 0 and 1, one for each class, instead.")
     label_separator: str = HfArg(default=None, help="What separates the classes in --label_column, such as ';'.")
-    problem_type: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = HfArg(
-        default="auto", help="auto: by the labels of the training rows."
-    )
+    problem_type: Kind = HfArg(default="auto", help="auto: by the labels of the training rows.")
 
     def __post_init__(self):
         super().__post_init__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -13,7 +13,7 @@ from typing import Any
 from transformers.hf_argparser import HfArg
 
 from ..files.messages import say
-from ..files.rows import COMPRESSIONS, Fault, Faults, checked_text, read_lines, read_rows
+from ..files.rows import COMPRESSIONS, Fault, Faults, Rows, checked_text, read_lines, read_rows
 from .rows import (
     Columns,
     LabelledDataArguments,
@@ -192,18 +192,14 @@ def iob2_names(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(map(_iob2_tag, names) if tag_scheme(names) else names))
 
 
-def _rows(
-    file: str, faults: Faults, arguments: TaggedWordArguments, names: tuple[str, str]
-) -> Iterable[tuple[str, Any]]:
+def _rows(file: str, faults: Faults, arguments: TaggedWordArguments, names: tuple[str, str]) -> Rows:
     """Rows of a file, each after its place; those of CoNLL have columns of these names."""
     path = Path(file)
     is_conll = Path(path.stem if path.suffix in COMPRESSIONS else path).suffix in CONLL_SUFFIXES
     return _conll_rows(file, arguments, names, faults) if is_conll else read_rows(file, faults=faults)
 
 
-def _conll_rows(
-    file: str, arguments: TaggedWordArguments, names: tuple[str, str], faults: Faults
-) -> Iterator[tuple[str, dict]]:
+def _conll_rows(file: str, arguments: TaggedWordArguments, names: tuple[str, str], faults: Faults) -> Rows:
     """Rows of a CoNLL file: each sentence with the place of its first line; without tags if its lines have one column.
 
     A line that begins with "#" and has another number of columns than the lines of words is a comment.
