@@ -330,7 +330,7 @@ def test_the_identity_of_a_run_has_all_that_changes_its_model(start, tmp_path):
 
 def test_an_adapter_that_was_opened_is_saved_and_merged_and_is_no_start(start, tmp_path):
     adapter = lora_config("SEQ_CLS", r=4)
-    classifier = Classifier(start, 16, adapter=adapter).fit(TEXTS, LABELS, **FAST)
+    classifier = Classifier(start, 16, adapter=adapter, head_first=False).fit(TEXTS, LABELS, **FAST | {"max_steps": 12})
     classifier.save(tmp_path / "adapter")
     assert adapter.base_model_name_or_path is None, "the configuration of the caller stays as it is"
     assert not (tmp_path / "adapter/model.safetensors").exists()
