@@ -48,16 +48,12 @@ def refuse(error):
         (["embed", "-o", "a.npy"], "neobert embed: error: the following arguments are required: FILE"),
         (["embed", "", "-o", "a.npy"], "neobert embed: error: an argument is an empty string"),
         (["tokenize", "--files"], "neobert tokenize: error: argument --files: expected at least one argument"),
-        (
-            ["tokenize", "--output_dir", "a", "--tokenizer_name", "b"],
-            "neobert tokenize: error: one of the arguments --files --dataset_name is required",
-        ),
+        (["tokenize", "--output_dir", "a", "--tokenizer_name", "b"],
+         "neobert tokenize: error: one of the arguments --files --dataset_name is required"),
         (["tokenize", "--output_dir", "a", "--tokenizer_name", "b", "--files", "c", "--sample_by", "page"],
          "neobert tokenize: error: argument --sample_by: invalid choice: 'page'"),
-        (
-            ["train-tokenizer", "--output_dir", "a"],
-            "neobert train-tokenizer: error: one of the arguments --files --dataset_name is required",
-        ),
+        (["train-tokenizer", "--output_dir", "a"],
+         "neobert train-tokenizer: error: one of the arguments --files --dataset_name is required"),
         (["embed", "a", "--batch_size", "1.5"], "neobert embed: error: argument --batch_size: invalid int value: '1.5'"),
         (["embed", "a", "--ouptut", "b"], "neobert embed: error: unknown argument --ouptut; did you mean --output?"),
         (["embed", "a", "-o", "b", "--text-column=9"],
@@ -105,13 +101,6 @@ def test_ctrl_c_during_the_imports_ends_the_command_without_a_traceback():
         process.send_signal(signal.SIGINT)
         lines = process.stderr.read().splitlines()
     assert process.returncode == 130 and not [line for line in lines if not line.startswith("import time:")]
-
-
-def test_neobert_traceback_shows_the_traceback_of_an_error(monkeypatch):
-    monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
-    monkeypatch.setattr(vector_files, "embed_files", refuse(ValueError("bad")))
-    with pytest.raises(ValueError, match="bad"):
-        run("embed", "a.txt", "-o", "a.npy")
 
 
 def test_the_command_without_arguments_shows_its_help_and_version_shows_the_version():

@@ -69,23 +69,3 @@ def test_a_script_has_a_short_help_that_leaves_out_what_only_a_library_declares(
     assert "usage: " in text and "None" not in text and len(text.splitlines()) < 180
     assert "--torch_empty_cache_steps" not in text
     assert ("--help_all" in text) == ("TrainingArguments" in text)
-
-
-@pytest.mark.parametrize(
-    ("script", "given", "words"),
-    [
-        ("train_contrastive", ["--temprature", "1"], "unknown argument --temprature; did you mean --temperature?"),
-        ("train_contrastive", ["--training_sets", "NOPE.yaml"], "NOPE.yaml"),
-        ("train_contrastive", ["--pooling", "max"], "max"),
-        ("finetune_classifier", ["--dataset_name", "a", "--train_file", "b"], "give exactly one of train_file and"),
-        ("finetune_tagger", ["--train_file", "a.jsonl", "--num_train_epochs", "x"], "invalid float value: 'x'"),
-    ],
-)
-def test_an_invalid_command_line_ends_with_status_2_and_one_line(script, given, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    required = ["--model_name_or_path", "model", "--output_dir", "out", "--use_cpu"]
-    with pytest.raises(SystemExit, match="2"):
-        run_main(importlib.import_module(script), *required, *given)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{script}.py: error: ") and words in line
-    assert not list(tmp_path.iterdir())

@@ -46,7 +46,6 @@ def linked(folder, requirement):
 
 EMBED = "embed {0}/a.txt -o {0}/a.npy"
 TOKENIZE = "tokenize --files {0}/a.txt --tokenizer_name {1} --output_dir {0}/documents --workers 1"
-FINETUNE = "finetune-classifier --train_file ../rows.csv --test_file ../rows.csv --output_dir . --max_steps 2"
 EXAMPLES = {
     "embed": ("train_contrastive", "train_reranker"),
     "train": ("pretrain_mlm", "finetune_classifier", "finetune_glue", "finetune_tagger", "evaluate_pseudo_perplexity"),
@@ -86,20 +85,6 @@ def test_the_wheel_has_the_scripts_and_no_tests(installed):
     scripts = {f"examples/{file.name}" for file in (ROOT / "examples").glob("*.py")}
     assert scripts | {"options.json", "examples/accelerate/ddp.yaml", "mini/model.safetensors"} <= files
     assert not [file for file in files if "tests/" in file or "conftest" in file]
-
-
-@pytest.mark.slow
-def test_a_command_of_the_wheel_gives_what_the_script_of_the_checkout_gives(installed, tmp_path):
-    """In an empty folder: training and predictions."""
-    words = FINETUNE.split()
-    (tmp_path / "rows.csv").write_text("text,label\n" + "it crashes,bug\nit is wrong,billing\nit is empty,bug\n" * 8)
-    wheel, script = [installed / "bin/neobert", *words], [ROOT / "examples/finetune_classifier.py", *words[1:]]
-    for name, command, path in [("wheel", wheel, installed), ("checkout", script, ROOT / "src")]:
-        (tmp_path / name).mkdir()
-        environment = {**os.environ, "PYTHONPATH": str(path)}
-        subprocess.run([sys.executable, *command], check=True, cwd=tmp_path / name, env=environment)
-    for file in ("predictions.csv", "model.safetensors"):
-        assert (tmp_path / "wheel" / file).read_bytes() == (tmp_path / "checkout" / file).read_bytes()
 
 
 MISSING = [  # what is installed beside the wheel, the command, and the end of its line

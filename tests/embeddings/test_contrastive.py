@@ -218,6 +218,8 @@ def test_a_single_set_is_a_set_and_a_single_path_a_path(folder, tmp_path):
     (tmp_path / "sets.yaml").write_text("one: {file: one.csv}")
     arguments = ContrastiveArguments(training_sets=str(tmp_path / "sets.yaml"))
     assert arguments.train_files == [str(tmp_path / "one.csv")]
+    with pytest.raises(FileNotFoundError, match=r"NOPE\.yaml"):
+        ContrastiveArguments(training_sets="NOPE.yaml")
     (tmp_path / "one.csv").write_text("q,d\na,b\n")
     assert list(read_sets_of_pairs(tmp_path / "one.csv")) == ["one"]
 

@@ -586,33 +586,30 @@ def test_the_mini_model_finds_the_passage_and_the_command_prints_file_line_and_p
     assert rows[1]["answers"][0]["file"].endswith("a.md") and "opens a file" in rows[1]["answers"][0]["text"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere", "fox"], "No such file or folder: 'nowhere'"),
-        (["no*.md", "fox"], r"No such file or folder: 'no\*.md'"),
-        (["notes", "?!"], r"the question '\?!' has no words; ask in words"),
-        (["notes", "   ", "--json"], "has no words"),
-        (["nothing", "fox", "--json"], "nothing: no text to search"),
-        (["notes", "fox", "--top_k", "0"], "top_k=0 is less than 1"),
-        (["notes", "fox", "--word_weight", "40"], "word_weight=40.0 is not between 0 and 1"),
-        (["empty.pdf", "fox"], "empty.pdf is empty$"),
-        (["notes", "fox", "--max_length", "2"], "max_length=2 leaves no token"),
-        (["empty.md", "fox"], r"empty.md: no text to search; files: 0, passages: 0"),
-        (["pictures", "fox"], r"pictures: no text to search; files: 0, passages: 0; skipped: .png 1"),
-        (["old.txt", "fox"], "old.txt is not text, or its encoding cannot be guessed; name it, if it is text"),
-        (["old.txt", "fox", "--encoding", "utf-8"], "old.txt, line 1 is not utf-8 .byte 0x80.; save it as UTF-8"),
-        (
-            ["old.txt", "fox", "--encoding", "latin9000"],
-            "unknown encoding: latin9000; --encoding takes a name that Python",
-        ),
-        (["notes", "fox", "--include", "*.py"], "notes: no text to search; files: 0, passages: 0; skipped: excluded 4"),
-        (["binary", "fox"], "binary is not text, or its encoding"),
-        (["loop.txt", "fox"], "Too many levels of symbolic links: 'loop.txt'"),
-        (["rows.csv", "fox"], "rows.csv, line 2: no column 'text'; name .*one of body"),
-        (["notes", "fox", "--model", "no"], "no cannot be opened"),
-    ],
-)
+BAD = [
+    (["nowhere", "fox"], "No such file or folder: 'nowhere'"),
+    (["no*.md", "fox"], r"No such file or folder: 'no\*.md'"),
+    (["notes", "?!"], r"the question '\?!' has no words; ask in words"),
+    (["notes", "   ", "--json"], "has no words"),
+    (["nothing", "fox", "--json"], "nothing: no text to search"),
+    (["notes", "fox", "--top_k", "0"], "top_k=0 is less than 1"),
+    (["notes", "fox", "--word_weight", "40"], "word_weight=40.0 is not between 0 and 1"),
+    (["empty.pdf", "fox"], "empty.pdf is empty$"),
+    (["notes", "fox", "--max_length", "2"], "max_length=2 leaves no token"),
+    (["empty.md", "fox"], r"empty.md: no text to search; files: 0, passages: 0"),
+    (["pictures", "fox"], r"pictures: no text to search; files: 0, passages: 0; skipped: .png 1"),
+    (["old.txt", "fox"], "old.txt is not text, or its encoding cannot be guessed; name it, if it is text"),
+    (["old.txt", "fox", "--encoding", "utf-8"], "old.txt, line 1 is not utf-8 .byte 0x80.; save it as UTF-8"),
+    (["old.txt", "fox", "--encoding", "latin9000"], "unknown encoding: latin9000; --encoding takes a name that Python"),
+    (["notes", "fox", "--include", "*.py"], "notes: no text to search; files: 0, passages: 0; skipped: excluded 4"),
+    (["binary", "fox"], "binary is not text, or its encoding"),
+    (["loop.txt", "fox"], "Too many levels of symbolic links: 'loop.txt'"),
+    (["rows.csv", "fox"], "rows.csv, line 2: no column 'text'; name .*one of body"),
+    (["notes", "fox", "--model", "no"], "no cannot be opened"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
 def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embedded, monkeypatch, arguments, message):
     monkeypatch.chdir(notes.parent)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
@@ -709,22 +706,19 @@ def test_html_pdf_and_docx_are_converted_once(notes, model, monkeypatch):
     assert open_search(folder / "c.docx", model).passages[0].text == texts["c.docx"]
 
 
-def test_without_markitdown_one_line_says_how_to_install_it(notes, model, monkeypatch):
-    monkeypatch.setitem(sys.modules, "markitdown", None)
-    (notes / "a.pdf").write_bytes(b"%PDF-1.4")
-    (problem,) = open_search(notes, model).problems
-    assert problem.startswith(f"{notes}/a.pdf: ") and "pip install 'neobert_hf[documents]'" in problem
-    with pytest.raises(ImportError, match="markitdown"):
-        open_search(notes / "a.pdf", model)
-
-
-def test_without_a_package_of_markitdown_one_line_says_how_to_install_it(notes, model, monkeypatch):
+def test_without_markitdown_or_one_of_its_packages_one_line_says_how_to_install_it(notes, model, monkeypatch):
     markitdown = pytest.importorskip("markitdown", reason="other formats need it (pip install 'markitdown[pdf,docx]')")
 
     def convert(self, *_, **__):
         raise markitdown.MissingDependencyException("three lines\nof another project")
 
-    monkeypatch.setattr(markitdown.converters.PdfConverter, "convert", convert)
     write_pdf(notes / "a.pdf", "the fox")
-    with pytest.raises(ImportError, match=r"a.pdf needs a package for PDF; pip install -e '.\[documents\]'$"):
+    with monkeypatch.context() as patch:
+        patch.setattr(markitdown.converters.PdfConverter, "convert", convert)
+        with pytest.raises(ImportError, match=r"a.pdf needs a package for PDF; pip install -e '.\[documents\]'$"):
+            open_search(notes / "a.pdf", model)
+    monkeypatch.setitem(sys.modules, "markitdown", None)
+    (problem,) = open_search(notes, model).problems
+    assert problem.startswith(f"{notes}/a.pdf: ") and "pip install 'neobert_hf[documents]'" in problem
+    with pytest.raises(ImportError, match="markitdown"):
         open_search(notes / "a.pdf", model)

@@ -95,25 +95,6 @@ def test_embed_counts_the_texts_that_are_longer_than_the_model_reads(folder, tmp
     assert (result["texts"], result["max_seq_length"], result["truncated"]) == (4, 6, 2)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.txt", b"", "a.txt: no text"),
-        ("a.txt", b"fine\na\xffb\n", "a.txt, line 2 is not UTF-8"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', "a.jsonl, line 2: text is None"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl, line 2: this is not JSON"),
-        ("a.jsonl", b'{"body": "a"}\n', "a.jsonl, line 1: no column 'text'"),
-        ("a.parquet", b"PAR1 and so on", "a.parquet cannot be read; it is damaged"),
-        ("a.docx", b"x", "a.docx"),
-    ],
-)
-def test_the_error_names_a_file_that_cannot_be_read_and_nothing_is_written(folder, tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(SystemExit, match=f"neobert embed: .*{message}"):
-        run("embed", tmp_path / name, "-o", tmp_path / "out.npy", "--model", folder)
-    assert not (tmp_path / "out.npy").exists()
-
-
 def test_an_interrupted_embed_embeds_only_what_is_missing(folder, tmp_path, monkeypatch):
     """The output equals that of an uninterrupted command, and nothing else remains."""
     texts = [f"the fox {number}" for number in range(10)]
@@ -210,13 +191,15 @@ def test_embed_reads_folders_and_patterns_and_truncates_at_the_given_length(fold
 def test_embed_refuses_models_and_outputs_that_it_cannot_use(folder, tmp_path):
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "a.jsonl").write_text('{"text": "a", "id": 1}\n')
-    (tmp_path / "folder.npy").mkdir()
+    for name in ("folder.npy", "notes"):
+        (tmp_path / name).mkdir()
     (tmp_path / "mine.npy").write_text("years of work")
     (tmp_path / "b.npy.vectors").write_text("years of work")
     neobert_hf.sparse_encoder(folder).save_pretrained(str(tmp_path / "sparse"))
     text, model, output = ("embed", tmp_path / "a.txt"), ("--model", folder), ("-o", tmp_path / "out.npy")
     for command, message in [
         ((*text, *model, *output, "--prompt_name", "nope"), "Prompt name 'nope' not found"),
+        (("embed", tmp_path / "notes", *model, *output), r"^neobert embed: .*notes: no file ends in \.txt, \.jsonl"),
         ((*text, *model, *output, "--max_length", "2"), "max_length=2 leaves no token beside"),
         (("embed", tmp_path / "no.txt", *model, *output), "^neobert embed: .*No such file or folder: '.*no.txt'$"),
         (("embed", tmp_path / "*.csv", *model, *output), r"^neobert embed: .*No such file or folder: '.*\*.csv'$"),

@@ -1,14 +1,11 @@
 """Files as people have them, each through the script of its job: it works, or says in one line what to do."""
 
-import csv
 import importlib
 import json
 import re
 
 import pytest
-from conftest import json_lines, run_main
-from peft import get_peft_model
-from transformers import pipeline
+from conftest import run_main
 
 import neobert_hf
 from neobert_hf.embeddings import search
@@ -50,37 +47,6 @@ def refusal(capsys, script, *options):
     return lines[0]
 
 
-@pytest.mark.slow
-def test_a_spreadsheet_with_semicolons_quoted_newlines_and_a_bom_is_classified(tmp_path):
-    def sheet(name, rows):
-        lines = [f'"{text.replace(chr(34), chr(34) * 2)}";{label}\r\n' for text, label in rows]
-        return write(tmp_path / name, f"Text;Klasse\r\n{''.join(lines)}", "utf-8-sig")
-
-    train, test = sheet("tickets.csv", tickets()), sheet("neu.csv", tickets(6))
-    columns = ["--text_columns", "Text", "--label_column", "Klasse"]
-    files = ["--train_file", train, "--test_file", test, "--output_dir", tmp_path / "out"]
-    run("finetune_classifier", *files, *columns, *SHORT)
-    with open(tmp_path / "out/predictions.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["Text"] for row in rows] == [text for text, _ in tickets(6)]
-    assert json.loads((tmp_path / "out/config.json").read_text())["label2id"] == {"Rechnung": 0, "Störung": 1}
-
-
-def test_json_lines_with_lists_of_labels_are_several_classes(tmp_path):
-    labels = [["urgent", "bug"], ["bug"], [], ["invoice"]]
-    rows = [{"body": f"ticket {i}", "tags": labels[i % 4]} for i in range(40)]
-    train = json_lines(tmp_path / "tickets.jsonl", rows)
-    columns = ["--text_columns", "body", "--label_column", "tags", "--output_dir", tmp_path / "out"]
-    file = tmp_path / "predicted.jsonl"
-    files = ["--train_file", train, "--test_file", train, "--predictions_file", file]
-    run("finetune_classifier", *files, *columns, *SHORT)
-    config = json.loads((tmp_path / "out/config.json").read_text())
-    assert config["problem_type"] == "multi_label_classification"
-    assert set(config["label2id"]) == {"urgent", "bug", "invoice"}
-    predicted = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-    assert [(row["body"], row["tags"]) for row in predicted] == [(row["body"], row["tags"]) for row in rows]
-
-
 @pytest.mark.parametrize("mine", ["train.csv", "other.csv", "thesis.jsonl"])
 def test_predictions_replace_no_file_of_the_user(tmp_path, capsys, mine):
     """The error comes before the training; the same command may replace its own predictions."""
@@ -109,58 +75,6 @@ kostet\tVB\tB-VP\tO
 12,50\tCD\tB-NP\tO
 €\tNN\tI-NP\tO
 """
-
-
-def test_conll_with_tabs_is_tagged_in_whole_words(tmp_path):
-    train = write(tmp_path / "train.conll", (CONLL + "\n") * 10)
-    run("finetune_tagger", "--train_file", train, "--test_file", train, "--output_dir", tmp_path / "out", *SHORT)
-    tags = {"O", "B-PER", "I-PER", "B-LOC", "I-LOC"}
-    assert set(json.loads((tmp_path / "out/config.json").read_text())["label2id"]) == tags
-    rows = [json.loads(line) for line in (tmp_path / "out/predictions.jsonl").read_text().splitlines()]
-    assert len(rows) == 20
-    assert rows[0]["words"] == ["Zoë", "Müller", "wohnt", "in", "Zürich", "."]
-    assert all(set(row["prediction"]) <= tags for row in rows)
-    text = "Zoë Müller kostet float32 in Zürich"
-    for strategy in ("first", "average", "max"):  # two steps: "simple" needs a model that is sure
-        tagger = pipeline(
-            "token-classification", str(tmp_path / "out"), aggregation_strategy=strategy, ignore_labels=[]
-        )
-        found = [text[entity["start"] : entity["end"]] for entity in tagger(text)]
-        assert " ".join(" ".join(found).split()) == text, strategy
-
-
-def notes(folder):
-    """A folder of Markdown with umlauts and code, an empty file and a picture."""
-    (folder / "Rezepte").mkdir(parents=True)
-    write(
-        folder / "Rezepte/Käse.md",
-        "---\ntags: [Küche]\n---\n# Käsespätzle\n\nMehl, Eier und Käse.\n\n## Öfen\n\n180 °C.\n",
-    )
-    code = "```python\n# not a heading\nwith open(path) as file:\n    print(file.read())\n```\n"
-    write(folder / "python.md", f"# Files\n\nRead a file line by line:\n\n{code}\n# Time\n\nWait for some seconds.\n")
-    write(folder / "leer.md", "")
-    (folder / "bild.png").write_bytes(b"\x89PNG\r\n\x1a\n\x00")
-    return folder
-
-
-def test_a_folder_of_markdown_with_umlauts_and_code_is_searched(tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
-    (line,) = run("search", notes(tmp_path / "notes"), "sleep for a few seconds", "--json").splitlines()
-    best = json.loads(line)["answers"][0]
-    assert best["file"].endswith("python.md") and "Wait for some seconds." in best["text"]
-    text = (tmp_path / "notes/python.md").read_text("utf-8").splitlines()
-    assert text[best["line"] - 1] in best["text"]
-
-
-def test_a_folder_with_texts_is_embedded_and_one_without_is_one_line(tmp_path, capsys):
-    folder = notes(tmp_path / "notes")
-    line = refusal(capsys, "embed", folder, "-o", tmp_path / "vectors.jsonl")
-    assert f"{folder}: no file ends in .txt, .jsonl" in line
-    write(folder / "Sätze.txt", "Öffnet eine Datei.\r\nWartet.\r\n", "utf-8-sig")
-    run("embed", folder, "-o", tmp_path / "vectors.jsonl")
-    rows = [json.loads(line) for line in (tmp_path / "vectors.jsonl").read_text("utf-8").splitlines()]
-    assert [row["text"] for row in rows] == ["Öffnet eine Datei.", "Wartet."]
-    assert {len(row["embedding"]) for row in rows} == {256}
 
 
 def squad(number=6, **change):
@@ -242,27 +156,19 @@ REFUSED = [
     ),
     *((script, suffix, None, f"No such file or .*: '.*FILE{suffix}'$") for script, (suffix, *_) in JOBS.items()),
     *(("finetune_classifier", *bad) for bad in BAD_ROWS),
-    (
-        "finetune_classifier",
-        ".csv",
-        "text;label\nfür dich;gut\nnicht schön;schlecht\n".encode("cp1252"),
-        "line 2 is not UTF-8",
-    ),
+    ("finetune_classifier", ".csv", "text;label\nfür dich;gut\nnicht schön;schlecht\n".encode("cp1252"),
+     "line 2 is not UTF-8"),
     ("finetune_tagger", ".conll", CONLL + "\nWort\n", "line 15: 1 columns"),
     ("finetune_tagger", ".conll", "".join(f"Wort{i} O\n" for i in range(9)) + "\nWort O\n\nZwei O\n", "label 'O'"),
     ("finetune_tagger", ".conll", "\x00", "FILE.conll has one column"),
-    (
-        "finetune_qa",
-        ".json",
-        squad(answers=[{"text": "6 Uhr", "answer_start": 1}]),
-        "paragraph 1, question 1: .*it is at 44",
-    ),
+    ("finetune_qa", ".json", squad(answers=[{"text": "6 Uhr", "answer_start": 1}]),
+     "paragraph 1, question 1: .*it is at 44"),
     ("finetune_qa", ".json", squad(answers=[{"text": "nie", "answer_start": 1}]), "paragraph 1, question 1: .*nowhere"),
     ("finetune_qa", ".json", squad(answers=None), "paragraph 1, question 1: 'answers' is missing"),
     ("finetune_qa", ".json", squad(question=" "), "paragraph 1, question 1: 'question' is empty"),
     ("search", ".pdf", EMPTY_PDF, "FILE.pdf has no text"),
     ("search", ".png", b"\x89PNG\r\n\x1a\n\x00", "FILE.png is not text, or its encoding cannot be guessed"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("script", "suffix", "content", "message"), REFUSED)
@@ -276,13 +182,3 @@ def test_bad_input_is_one_line_and_nothing_is_written(script, suffix, content, m
     assert re.search(message, line), line
     files = {file.name for file in tmp_path.rglob("*") if file.is_file() and file.parent.name != "cache"}
     assert files == ({f"FILE{suffix}"} if content is not None else set())
-
-
-def test_an_adapter_of_another_base_model_is_one_line(tmp_path, tiny_config, capsys):
-    other = neobert_hf.NeoBERTForSequenceClassification(tiny_config)
-    get_peft_model(other, neobert_hf.lora_config("SEQ_CLS", r=4)).save_pretrained(tmp_path / "adapter")
-    rows = "".join("good day,gut\nbad day,schlecht\n" for _ in range(8))
-    train = write(tmp_path / "train.csv", f"text,label\n{rows}")
-    options = ["--model_name_or_path", tmp_path / "adapter", "--output_dir", tmp_path / "out", *SHORT]
-    line = refusal(capsys, "finetune_classifier", "--train_file", train, *options)
-    assert "adapter" in line and not (tmp_path / "out").exists()

@@ -226,33 +226,23 @@ OTHERS = {
     "wide heads": (config_with(head_dim=16), "head_dim=16"),
     "another activation": (config_with(hidden_act="gelu"), "hidden_act='gelu'"),
     "a head for classes": (config_with(architectures=["EuroBertForSequenceClassification"]), "architectures="),
-    "dynamic": (
-        config_with(rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
-        "'rope_type': 'dynamic'",
-    ),
+    "dynamic": (config_with(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "'rope_type': 'dynamic'"),
     "a second base of the positions": (config_with(rope_theta=250_000.0), "rope_theta=250000.0"),
     "a second scaling": (config_with(rope_scaling={"rope_type": "dynamic", "factor": 8.0}), "rope_scaling="),
-    "a context": (
-        config_with(original_max_position_embeddings=16),
-        "original_max_position_embeddings=16",
-    ),
+    "a context": (config_with(original_max_position_embeddings=16), "original_max_position_embeddings=16"),
     "no class": (config_with(architectures=None), "architectures=None"),
     "no name of a class": (config_with(architectures=[["a"]]), "architectures=None"),
     "the encoder's class with a head": (config_with(architectures=["EuroBertModel"]), "the tensor lm_head"),
-    "a tensor of both layouts": (
-        tensor_with("model.transformer_encoder.0.wo.weight", lambda _: torch.zeros(32, 32)),
-        r"the tensor model\.transformer_encoder\.0\.wo\.weight",
-    ),
-    "further options of YaRN": (
-        config_with(rope_parameters={"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}),
-        "does not accept mscale",
-    ),
+    "a tensor of both layouts": (tensor_with("model.transformer_encoder.0.wo.weight", lambda _: torch.zeros(32, 32)),
+     r"the tensor model\.transformer_encoder\.0\.wo\.weight"),
+    "further options of YaRN": (config_with(rope_parameters={"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}),
+     "does not accept mscale"),
     "no width": (config_with(hidden_size="32"), "lacks the sizes of a EuroBERT"),
     "odd width": (config_with(intermediate_size=70), "intermediate_size=70, no multiple of 8"),
     "biases": (tensor_with(GATE_BIAS, lambda bias: bias + 1), f"{GATE_BIAS} other than zeros"),
     "lost keys": (tensor_with(KEYS, lambda _: None), r"lacks 1 tensors .*transformer_encoder\.1\.qkv"),
     "short keys": (tensor_with(KEYS, lambda keys: keys[:16].clone()), r"lacks 1 tensors .*transformer_encoder\.1\.qkv"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -296,10 +286,7 @@ BAD_SOURCES = {  # what is done to the folder of a masked language model, and th
     "classifier by the mean": (another("SequenceClassification", classifier_pooling="mean"), "export to ONNX"),
     "answers": (another("QuestionAnswering"), "no EuroBERT for question-answering; export to ONNX"),
     "multiple choice": (another("MultipleChoice"), "it names NeoBERTForMultipleChoice"),
-    "other": (
-        config_with(model_type="contextual_neobert", architectures=["ContextualNeoBERT"]),
-        "ContextualNeoBERT",
-    ),
+    "other": (config_with(model_type="contextual_neobert", architectures=["ContextualNeoBERT"]), "ContextualNeoBERT"),
     "sparse": (saved_by(neobert_hf.sparse_encoder), "holds a SparseEncoder"),
     "multi-vector": (saved_by(neobert_hf.multi_vector_encoder), "holds a MultiVectorEncoder"),
     "adapter": (adapter, "merge it into its model"),

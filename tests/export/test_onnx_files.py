@@ -142,9 +142,7 @@ def test_a_folder_for_openvino_alone_holds_its_files_and_int8_weights_are_a_quar
     assert small.with_suffix(".bin").stat().st_size < 0.3 * weights.stat().st_size
 
 
-def test_the_folder_of_a_model_without_tokenizer_is_config_and_one_file_in_opset_20_with_free_sizes(
-    golden,
-):
+def test_the_folder_of_a_model_without_tokenizer_is_config_and_one_file_in_opset_20_with_free_sizes(golden):
     folder = golden / "masked_lm"
     assert {path.name for path in folder.iterdir()} == {"config.json", "onnx"}
     assert [path.name for path in (folder / "onnx").iterdir()] == ["model.onnx"]
@@ -379,22 +377,16 @@ FIVE_LABELS = {"id2label": {i: str(i) for i in range(5)}, "label2id": {str(i): i
 MORE_TENSORS = r"num_hidden_layers=1, and further tensors such as (model\.)?transformer_encoder\.1"
 BAD_SOURCES = {  # what is done to the folder of a masked language model, and the words of the error
     "adapter": ([adapter], "merge"),
-    "other type": (
-        [config_with(**BertConfig().to_dict())],
-        "no config.json of a NeoBERT that can be exported, it names",
-    ),
+    "other type": ([config_with(**BertConfig().to_dict())],
+     "no config.json of a NeoBERT that can be exported, it names"),
     "multiple choice": ([another(neobert_hf.NeoBERTForMultipleChoice)], "MultipleChoice"),
     "sparse": ([sparse], "holds a SparseEncoder"),
     "two poolings": ([chain("Pooling", "Pooling")], "only a NeoBERT with one Pooling"),
     "mean without prompts": ([chain("Pooling", include_prompt=False)], "include_prompt"),
-    "reranker without pooling": (
-        [reranker(Dense(32, 1, module_input_name="token_embeddings", **SCORES))],
-        "has the modules Transformer, Dense; only",
-    ),
-    "reranker with tanh": (
-        [reranker(Pooling(32, "mean"), Dense(32, 1, **SCORES), activation_fn=torch.nn.Tanh())],
-        "makes scores of logits by Tanh, which config.json cannot say",
-    ),
+    "reranker without pooling": ([reranker(Dense(32, 1, module_input_name="token_embeddings", **SCORES))],
+     "has the modules Transformer, Dense; only"),
+    "reranker with tanh": ([reranker(Pooling(32, "mean"), Dense(32, 1, **SCORES), activation_fn=torch.nn.Tanh())],
+     "makes scores of logits by Tanh, which config.json cannot say"),
     "length of a processor": ([cut_by_processor], "has processing_kwargs, which only torch reads"),
     "more layers": ([another(MASKED_LM, num_hidden_layers=2), config_with(num_hidden_layers=1)], MORE_TENSORS),
     "more layers of a chain": (
@@ -402,26 +394,17 @@ BAD_SOURCES = {  # what is done to the folder of a masked language model, and th
         MORE_TENSORS,
     ),
     "fewer layers": ([config_with(num_hidden_layers=2)], "lacks 6 encoder tensors"),
-    "wrong width": (
-        [config_with(hidden_size=64)],
-        "lacks decoder, model.encoder, model.layer_norm and more in",
-    ),
-    "wrong number of labels": (
-        [another(CLASSIFIER, num_labels=3), config_with(**FIVE_LABELS)],
-        "lacks classifier in the shapes of config.json",
-    ),
-    "NaN": (
-        [nan_in("model.safetensors", "model.transformer_encoder.0.wo.weight")],
-        "NaN or infinity in model.transformer_encoder.0.wo.weight; neobert doctor",
-    ),
-    "NaN in a module": (
-        [chain("Pooling", "Dense"), nan_in("2_Dense/model.safetensors", "linear.weight")],
-        "NaN or infinity in .*linear.weight; neobert doctor",
-    ),
+    "wrong width": ([config_with(hidden_size=64)], "lacks decoder, model.encoder, model.layer_norm and more in"),
+    "wrong number of labels": ([another(CLASSIFIER, num_labels=3), config_with(**FIVE_LABELS)],
+     "lacks classifier in the shapes of config.json"),
+    "NaN": ([nan_in("model.safetensors", "model.transformer_encoder.0.wo.weight")],
+     "NaN or infinity in model.transformer_encoder.0.wo.weight; neobert doctor"),
+    "NaN in a module": ([chain("Pooling", "Dense"), nan_in("2_Dense/model.safetensors", "linear.weight")],
+     "NaN or infinity in .*linear.weight; neobert doctor"),
     "half of a file": ([half], "truncated or damaged"),
     "no config": ([without("config.json")], "config.json"),
     "no weights": ([without("model.safetensors")], "safetensors"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD_SOURCES)

@@ -75,35 +75,6 @@ def test_32_clients_at_once_get_their_own_vectors(url, model):
             np.testing.assert_allclose(answer["data"][0]["embedding"], vector, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (b'{"input": [], "model": "mini"}', "input: List should have at least 1 item"),
-        (b'{"input": "", "model": "mini"}', "input.0: String should have at least 1 character"),
-        (
-            b'{"input": ["a", "%s"], "model": "mini"}' % (b"word " * 200),
-            "the text 1 has 202 tokens, and the model reads 128",
-        ),
-        (b'{"input": ["a", null], "model": "mini"}', "input.1: give a text or a list of texts; token ids are not"),
-        (b'{"input": [[101, 2003]], "model": "mini"}', "input.0: give a text or a list of texts; token ids are not"),
-        (b'{"input": null, "model": "mini"}', "input: give a text or a list of texts; token ids are not"),
-        (b'{"input": "a"}', "model: Field required"),
-        (b'{"input": "a", "model": "mini", "dimensions": 64}', "dimensions: Extra inputs are not permitted"),
-        (b'{"input": "a", "model": "mini", "raw_scores": true}', "raw_scores: Extra inputs are not permitted"),
-        (b'{"input": "a", "model": "mini", "encoding_format": "int8"}', "encoding_format: Input should be 'float' or"),
-        (b'{"input": "\\ud800", "model": "mini"}', "input.0: Input should be a valid string, unable to parse"),
-        (b'{"input": "a', "body is no JSON: Unterminated string starting at"),
-        (b"", "body: Field required"),
-    ],
-)
-def test_a_request_without_an_answer_gets_the_error_form_of_openai(url, body, words):
-    answer = httpx.post(f"{url}/embeddings", content=body, headers={"Content-Type": "application/json"})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["type"] == "invalid_request_error" and words in error["message"]
-    assert len(error["message"].splitlines()) == 1
-
-
 PAIR = (SENTENCE, "the fox sleeps")
 LONG = f"{SENTENCE} " * 5
 PROMPT = {"prompts": {"text": "old sea "}, "default_prompt_name": "text"}
@@ -257,6 +228,11 @@ def test_a_text_that_is_too_long_is_an_error_unless_the_request_says_truncate(cl
 
 FORM = "inputs: give a text, a pair [text, text], or a batch [[text], [text, text], ...], and no empty text"
 SINGLE = "a tagger reads single texts and gives probabilities; send no pair, no raw_scores"
+NO_TEXT, EXTRA, ANY = (
+    "give a text or a list of texts; token ids are not",
+    "Extra inputs are not permitted",
+    {"model": "any"},
+)
 FAULTS = [
     *(("softmax", {"inputs": given}, FORM) for given in ("", [], [[]], ["a", ""], ["a"] * 3, ["a", ["b"]], 1)),
     ("softmax", {}, "inputs: Field required"),
@@ -266,15 +242,37 @@ FAULTS = [
     ("tags", {"inputs": "a", "raw_scores": True}, SINGLE),
     ("answers", {"question": SENTENCE * 9, "context": "a"}, "the question 'the quick"),
     ("answers", {"question": "a", "context": ""}, "context: String should have at least 1 character"),
+    ("vectors", {"input": [], **ANY}, "input: List should have at least 1 item"),
+    ("vectors", {"input": "", **ANY}, "input.0: String should have at least 1 character"),
+    ("vectors", {"input": ["a", None], **ANY}, f"input.1: {NO_TEXT}"),
+    ("vectors", {"input": [[101, 2003]], **ANY}, f"input.0: {NO_TEXT}"),
+    ("vectors", {"input": None, **ANY}, f"input: {NO_TEXT}"),
+    ("vectors", {"input": "a"}, "model: Field required"),
+    ("vectors", {"input": "a", "dimensions": 64, **ANY}, f"dimensions: {EXTRA}"),
+    ("vectors", {"input": "a", "raw_scores": True, **ANY}, f"raw_scores: {EXTRA}"),
+    ("vectors", {"input": "a", "encoding_format": "int8", **ANY}, "encoding_format: Input should be 'float' or"),
+    ("vectors", b'{"input": "\\ud800", "model": "any"}', "input.0: Input should be a valid string, unable to parse"),
+    ("vectors", b'{"input": "a', "body is no JSON: Unterminated string starting at"),
+    ("vectors", b"", "body: Field required"),
 ]
 
 
 @pytest.mark.parametrize(("name", "body", "words"), FAULTS)
-def test_a_request_without_an_answer_gets_the_error_form_of_tei(client_of, name, body, words):
-    path = "/answer" if name == "answers" else "/rerank" if "query" in body else "/predict"
-    answer = client_of(name).post(path, json=body)
-    assert answer.status_code == 400 and answer.json() == {"error": answer.json()["error"], "error_type": "Validation"}
-    assert answer.json()["error"].startswith(words)
+def test_a_request_without_an_answer_gets_the_error_form_of_tei_or_openai(client_of, name, body, words):
+    paths = {
+        "answers": "/answer",
+        "vectors": "/v1/embeddings",
+        "scores": "/rerank" if "query" in list(body) else "/predict",
+    }
+    given = {"content": body} if isinstance(body, bytes) else {"json": body}
+    answer = client_of(name).post(paths.get(name, "/predict"), **given, headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    if name == "vectors":
+        assert error["type"] == "invalid_request_error"
+        error = error["message"]
+    else:
+        assert answer.json() == {"error": error, "error_type": "Validation"}
+    assert answer.status_code == 400 and error.startswith(words) and len(error.splitlines()) == 1
 
 
 def test_a_server_has_the_routes_of_what_its_folder_holds(client_of):

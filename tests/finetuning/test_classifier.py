@@ -23,7 +23,6 @@ from neobert_hf.finetuning import Classifier, label_metrics
 from neobert_hf.finetuning.classifier import draw_matrix
 from neobert_hf.finetuning.job import check_finite
 from neobert_hf.finetuning.texts import MULTI, REGRESSION, SINGLE
-from neobert_hf.runs import lora_config
 
 WORDS = SENTENCE.split()
 
@@ -261,59 +260,6 @@ def test_predictions_scores_and_metrics_of_other_labels_belong_together(model_fo
         error = np.mean(np.subtract(found, labels) ** 2)
         assert classifier.evaluate(rows, labels)["mse"] == pytest.approx(error, rel=1e-4)
         assert classifier.score(rows, labels) == pytest.approx(1 - error / np.var(labels), rel=1e-4)
-
-
-def test_a_saved_classifier_predicts_the_same_and_its_record_says_how_it_was_trained(model_folder, tmp_path):
-    train, labels = texts(40), rows_labels(texts(40), SINGLE)
-    classifier = Classifier(model_folder).fit(train[:30], labels[:30], (train[30:], labels[30:]), **FAST)
-    classifier.save(tmp_path / "saved")
-    again = Classifier(tmp_path / "saved")
-    assert again.predict(train) == classifier.predict(train)
-    np.testing.assert_array_equal(again.predict_proba(train), classifier.predict_proba(train))
-    record = json.loads((tmp_path / "saved/training.json").read_text())
-    assert record["source"] is None and record["rows"] == {"rows given in Python": 30}
-    assert record["scores"][0]["metrics"] == again.evaluate(train[30:], labels[30:])
-    assert record["is_pair"] is False and train[30] not in str(record) and record["settings"]["learning_rate"] == 3e-3
-
-
-def test_an_adapter_is_trained_and_predicts_from_its_folder(model_folder, tmp_path):
-    pytest.importorskip("peft", reason="adapters need peft (pip install -e .[train])")
-    train, labels = texts(40), rows_labels(texts(40), SINGLE)
-    classifier = Classifier(model_folder, adapter=lora_config("SEQ_CLS", r=4)).fit(train, labels, **FAST)
-    classifier.save(tmp_path / "adapter")
-    assert not (tmp_path / "adapter/model.safetensors").exists()
-    np.testing.assert_array_equal(
-        Classifier(tmp_path / "adapter").predict_proba(train), classifier.predict_proba(train)
-    )
-    before = classifier.predict_proba(train)
-    classifier.merge()
-    np.testing.assert_allclose(classifier.predict_proba(train), before, atol=1e-5)
-    classifier.save(tmp_path / "merged")
-    np.testing.assert_allclose(Classifier(tmp_path / "merged").predict_proba(train), before, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("labels", "validation", "message"),
-    [
-        (["a"] * 3, None, "all training rows have the label 'a'; a classifier needs at least two classes"),
-        (["a", "b", None], None, "the label is missing"),
-        (["a", ["b"], "a"], None, "a label is a list if rows have several classes"),
-        (
-            [1.5, 1.5, 1.5 + 1e-12],
-            None,
-            "from 1.5 to 1.500000000001, cannot be told apart in float32.*; subtract a constant",
-        ),
-        ([1732700000000.5 + i for i in range(3)], None, "cannot be told apart in float32"),
-        ([1e39, 2.5, 3e300], None, "cannot be told apart in float32"),
-        ([1.5, 1.5, 1.5], None, "all training rows have the label 1.5, so nothing can be learned"),
-        (["a", "a", "b"], (["x"], ["c"]), "label 0: unknown class 'c'; the classes are a, b"),
-    ],
-)
-def test_labels_that_a_fit_cannot_learn_are_refused(model_folder, labels, validation, message):
-    with pytest.raises(ValueError, match=message):
-        Classifier(model_folder).fit(["x", "y", "z"], labels, validation, **FAST)
-    with pytest.raises(ValueError, match="max_seq_length=2 leaves no token beside"):
-        Classifier(model_folder, max_seq_length=2).fit(["x", "y"], ["a", "b"])
 
 
 def test_a_fit_removes_spaces_around_labels_and_names_of_classes_and_says_what_is_odd(model_folder, capsys):

@@ -136,9 +136,9 @@ def test_as_many_predictions_as_test_rows_and_metrics_over_those_with_a_label_th
 
 
 ONE, PAIR = ["a", "b"], [("a", "b")] * 2
+NEAR = "cannot be told apart in float32"
 MULTI_HOT = np.array([[0, 1], [1, 0]])
 MAY = ["When?"], ["It ends in May."], [{"text": ["May"], "answer_start": [3]}]
-FEW = "fewer than two classes have two examples to compare"
 REFUSED = [
     (Classifier, lambda job: job.fit(ONE * 2, ["x", "y"]), "4 texts and 2 labels; every row needs one of each"),
     (Classifier, lambda job: job.fit("ab", ["x", "y"]), "texts are a str; give a list with an item for each row"),
@@ -157,21 +157,26 @@ REFUSED = [
     (Classifier, lambda job: job.fit(ONE, [0, 1], epochs=3), r"epochs=3 is no .*; did you mean num_train_epochs\?"),
     (Tagger, lambda job: job.fit(WORDS, TAGS, lr=0.1), r"lr=0.1 is no .*; did you mean learning_rate\?"),
     (Classifier, lambda job: job.fit(ONE, [0, 1], batch_size=8), r"did you mean per_device_train_batch_size\?"),
-    (FewShotClassifier, lambda job: job.fit(TEXTS, LABELS, warmup=9), r"did you mean warmup_steps\?"),
     (Classifier, lambda job: job.fit(ONE, [0, 1], zeal=3), "zeal=3 is no training argument; see FineTuningArguments"),
     (Classifier, lambda job: job.fit(ONE, None), "labels are a NoneType; give a list with an item for each row"),
     (Classifier, lambda job: job.model_, "is not a trained classifier; give the folder of one .*, or rows to train on"),
     (Classifier, lambda job: job.merge(), "is not a trained classifier"),
     (Classifier, lambda job: job.save("x"), "is not a trained classifier"),
     (Classifier, lambda job: job.fit(TEXTS, LABELS, **FAST).merge(), "has no adapter to merge; call fit with adapter="),
-    (FewShotClassifier, lambda job: job.fit(TEXTS, LABELS, classes=["old", "red", "new"]), "'new' has no example"),
-    (FewShotClassifier, lambda job: job.fit(TEXTS, LABELS, (["a"], ["new"])), "unknown class 'new'"),
-    (FewShotClassifier, lambda job: job.save("x"), "has no classes; give the folder of a trained model, or rows"),
-    (FewShotClassifier, lambda job: job.fit([*TEXTS[1:], ("a", "b")], LABELS), "row 7: a pair of texts has no vector"),
-    (FewShotClassifier, lambda job: job.fit([("a", "b")] * 4, LABELS[:4]), "a pair of texts has no vector of its own"),
-    (FewShotClassifier, lambda job: job.fit(TEXTS, LABELS, examples_per_class=1), FEW),
-    (FewShotClassifier, lambda job: job.fit(TEXTS, LABELS, examples_per_class=-1), FEW),
-    (FewShotClassifier, lambda job: job.predict(["fox"]), "model has no classes; give the folder of a trained model"),
+    *(
+        (Classifier, lambda job, labels=labels: job.fit(["x", "y", "z"], labels), message)
+        for labels, message in [
+            (["a"] * 3, "all training rows have the label 'a'; a classifier needs at least two classes"),
+            (["a", "b", None], "the label is missing"),
+            (["a", ["b"], "a"], "a label is a list if rows have several classes"),
+            ([1.5, 1.5, 1.5 + 1e-12], f"from 1.5 to 1.500000000001, {NEAR}.*; subtract a constant"),
+            ([1732700000000.5 + i for i in range(3)], NEAR),
+            ([1e39, 2.5, 3e300], NEAR),
+            ([1.5, 1.5, 1.5], "all training rows have the label 1.5, so nothing can be learned"),
+        ]
+    ),
+    (Classifier, lambda job: job.fit(ONE, ["a", "b"], (["x"], ["c"])), "label 0: unknown class 'c'; the classes are a"),
+    (Classifier, lambda job: job.set_params(max_seq_length=2).fit(ONE, ["a", "b"]), "max_seq_length=2 leaves no token"),
     (Tagger, lambda job: job.fit(["late"], [["O"]]), "row 0: the words are 'late'; give a list of words"),
     (Tagger, lambda job: job.fit([["late"]], [None]), "row 0: the tags are None; give a list of tags"),
     (QuestionAnswerer, lambda job: job.fit(["a"], [""], [{}]), "row 0: 'context' is empty"),
@@ -240,10 +245,14 @@ def test_the_record_has_the_scores_of_the_last_fit_the_configuration_and_no_text
     classifier.save(tmp_path, LabelledRows(None, None, None, [], names, "some/data", "rte"))
     text = (tmp_path / "training.json").read_text()
     record = json.loads(text)
-    assert record["is_pair"] and "the fox" not in text
-    assert (record["scores"][0]["dataset_id"], record["scores"][0]["config"]) == ("some/data", "rte")
+    assert record["is_pair"] is True and "the fox" not in text
+    (score,) = record["scores"]
+    assert (score["dataset_id"], score["config"]) == ("some/data", "rte")
+    assert score["metrics"] == Classifier(tmp_path).evaluate(pairs, LABELS)
     classifier.fit(TEXTS, LABELS, **FAST).save(tmp_path, overwrite=True)
-    assert json.loads((tmp_path / "training.json").read_text())["scores"] == []
+    record = json.loads((tmp_path / "training.json").read_text())
+    assert record["scores"] == [] and record["is_pair"] is False and record["settings"]["learning_rate"] == 1e-2
+    assert record["source"] is None and record["rows"] == {"rows given in Python": 8}
 
 
 def test_a_model_is_saved_over_another_one_only_if_this_is_asked_for_and_then_nothing_of_that_stays(start, tmp_path):
@@ -321,10 +330,13 @@ def test_the_identity_of_a_run_has_all_that_changes_its_model(start, tmp_path):
 
 def test_an_adapter_that_was_opened_is_saved_and_merged_and_is_no_start(start, tmp_path):
     adapter = lora_config("SEQ_CLS", r=4)
-    classifier = Classifier(start, 16, adapter=adapter).fit(TEXTS, LABELS, **FAST)
+    classifier = Classifier(start, 16, adapter=adapter, head_first=False).fit(TEXTS, LABELS, **FAST | {"max_steps": 12})
     classifier.save(tmp_path / "adapter")
     assert adapter.base_model_name_or_path is None, "the configuration of the caller stays as it is"
+    assert not (tmp_path / "adapter/model.safetensors").exists()
     expected = classifier.predict_proba(TEXTS)
+    classifier.merge()
+    np.testing.assert_allclose(classifier.predict_proba(TEXTS), expected, atol=1e-5)
     opened = Classifier(tmp_path / "adapter")
     opened.save(tmp_path / "copy")
     np.testing.assert_array_equal(Classifier(tmp_path / "copy").predict_proba(TEXTS), expected)

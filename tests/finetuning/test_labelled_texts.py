@@ -40,25 +40,20 @@ def test_whole_numbers_and_names_are_classes_unless_a_regression_is_asked_for(tm
         assert read(file, problem_type=REGRESSION).train[1] == [float(label) for label in labels]
 
 
-@pytest.mark.parametrize(
-    ("labels", "line"),
-    [
-        ([1, 2, 3, 4, 5], "labels: numbers from 1 to 5, taken as 5 classes; problem_type=regression predicts numbers"),
-        (
-            ["3.8 €", "1,50 €", "0 €"],
-            "'3.8 €' (4), '1,50 €' (4), '0 €' (4); to predict numbers, write them as 3.5, without",
-        ),
-        (
-            ["$ 1 000", "-2 EUR", "4/5", "10 %", "n/a"],
-            "as classes: '$ 1 000' (4), '-2 EUR' (4), '4/5' (4), '10 %' (4); to",
-        ),
-        (["1 star", "2 stars", "3 stars"], "'1 star' (4), '2 stars' (4), '3 stars' (4); to predict"),
-        ([0, 1], None),
-        (["label 1", "label 2", "label 3"], None),
-        (["01", "02", "03"], None),
-        (["1 star", "good", "bad", "worse"], None),
-    ],
-)
+LIKE_NUMBERS = [
+    ([1, 2, 3, 4, 5], "labels: numbers from 1 to 5, taken as 5 classes; problem_type=regression predicts numbers"),
+    (["3.8 €", "1,50 €", "0 €"],
+     "'3.8 €' (4), '1,50 €' (4), '0 €' (4); to predict numbers, write them as 3.5, without"),
+    (["$ 1 000", "-2 EUR", "4/5", "10 %", "n/a"], "as classes: '$ 1 000' (4), '-2 EUR' (4), '4/5' (4), '10 %' (4); to"),
+    (["1 star", "2 stars", "3 stars"], "'1 star' (4), '2 stars' (4), '3 stars' (4); to predict"),
+    ([0, 1], None),
+    (["label 1", "label 2", "label 3"], None),
+    (["01", "02", "03"], None),
+    (["1 star", "good", "bad", "worse"], None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("labels", "line"), LIKE_NUMBERS)
 def test_classes_that_look_like_numbers_are_named_with_the_option_that_predicts_numbers(tmp_path, capsys, labels, line):
     assert read(jsonl_file(tmp_path, labels * 4)).problem_type == SINGLE
     out = capsys.readouterr().out
@@ -101,28 +96,25 @@ def test_a_pair_of_columns_is_a_pair_of_texts(tmp_path):
     assert found.train == ([("a", "b")] * 4, ["0", "1"] * 2)
 
 
-@pytest.mark.parametrize(
-    ("labels", "options", "message"),
-    [
-        (["x", "x"], {}, "all training rows have the label 'x'"),
-        (["0,5", "1,5"], {"problem_type": REGRESSION}, "'0,5' is not a number"),
-        (["0.5", "n/a"], {"problem_type": REGRESSION}, "'n/a' is not a number"),
-        (["0.5", "nan"], {"problem_type": REGRESSION}, "'nan' is not finite"),
-        (["0,5", "1", "2,5"], {}, "numbers with a decimal comma, such as '0,5'; write points"),
-        ([[1, 0], [0, 1, 0]], {}, r"line 2: the label \[0, 1, 0\] has a class twice; .* label_columns"),
-        ([[1, 0], [0, 1]], {}, "the lists of classes have 0 and 1 only; list the names .* label_columns"),
-        ([["x", " x"], ["y"]], {}, r"line 1: the label \['x', ' x'\] has a class twice"),
-        (["x; x", "y"], {"label_separator": ";"}, r"line 1: the label \['x', ' x'\] has a class twice"),
-        (
-            [f"{i}.8 €" for i in range(9)],
-            {},
-            "9 classes for 9 labels, .*write them as 3.5, without a unit, and choose problem_type",
-        ),
-        ([["x"], "x"], {}, r"line 2: the label 'x' is no list"),
-        ([1, 0, 1.0, 0, 1, 1], {}, "the classes '1' and '1.0' are one number; write it in one way"),
-        (["True", "1", "0", "0"] * 2, {}, "the classes '1' and 'True' are one number"),
-    ],
-)
+UNCLEAR = [
+    (["x", "x"], {}, "all training rows have the label 'x'"),
+    (["0,5", "1,5"], {"problem_type": REGRESSION}, "'0,5' is not a number"),
+    (["0.5", "n/a"], {"problem_type": REGRESSION}, "'n/a' is not a number"),
+    (["0.5", "nan"], {"problem_type": REGRESSION}, "'nan' is not finite"),
+    (["0,5", "1", "2,5"], {}, "numbers with a decimal comma, such as '0,5'; write points"),
+    ([[1, 0], [0, 1, 0]], {}, r"line 2: the label \[0, 1, 0\] has a class twice; .* label_columns"),
+    ([[1, 0], [0, 1]], {}, "the lists of classes have 0 and 1 only; list the names .* label_columns"),
+    ([["x", " x"], ["y"]], {}, r"line 1: the label \['x', ' x'\] has a class twice"),
+    (["x; x", "y"], {"label_separator": ";"}, r"line 1: the label \['x', ' x'\] has a class twice"),
+    ([f"{i}.8 €" for i in range(9)], {},
+     "9 classes for 9 labels, .*write them as 3.5, without a unit, and choose problem_type"),
+    ([["x"], "x"], {}, r"line 2: the label 'x' is no list"),
+    ([1, 0, 1.0, 0, 1, 1], {}, "the classes '1' and '1.0' are one number; write it in one way"),
+    (["True", "1", "0", "0"] * 2, {}, "the classes '1' and 'True' are one number"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("labels", "options", "message"), UNCLEAR)
 def test_labels_with_no_or_two_meanings_are_refused(tmp_path, labels, options, message):
     with pytest.raises(ValueError, match=message):
         read(jsonl_file(tmp_path, labels), **options)
@@ -164,28 +156,13 @@ def test_a_trained_model_gives_the_classes_if_there_are_no_training_rows(tmp_pat
 
 TEST_LABELS = [
     ("single", ["x", "new", "", "y"], {}, ["x", None, None, "y"], "unknown class 'new'"),
-    (
-        "regression",
-        ["0.5", "n/a", "", "1"],
-        {"problem_type": REGRESSION},
-        [0.5, None, None, 1],
-        "the label 'n/a' is not a n",
-    ),
-    (
-        "separated",
-        ["x; y", "x;new", "", "x"],
-        {"label_separator": ";"},
-        [["x", "y"], None, [], ["x"]],
-        "unknown class 'new'",
-    ),
-    (
-        "columns",
-        ["1,0", "2,0", ",", "0,0"],
-        {"label_columns": ["x", "y"]},
-        [["x"], None, None, []],
-        "'x' has '2'; give 0 or 1",
-    ),
-]
+    ("regression", ["0.5", "n/a", "", "1"], {"problem_type": REGRESSION}, [0.5, None, None, 1],
+     "the label 'n/a' is not a n"),
+    ("separated", ["x; y", "x;new", "", "x"], {"label_separator": ";"}, [["x", "y"], None, [], ["x"]],
+     "unknown class 'new'"),
+    ("columns", ["1,0", "2,0", ",", "0,0"], {"label_columns": ["x", "y"]}, [["x"], None, None, []],
+     "'x' has '2'; give 0 or 1"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "labels", "options", "expected", "reason"), TEST_LABELS)

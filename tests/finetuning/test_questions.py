@@ -78,27 +78,22 @@ def test_test_questions_may_have_no_answers_and_no_ids(tmp_path):
     assert found.test_rows[1] == {"id": f"{tmp_path}/test.jsonl, line 2", "question": "Was ist weit?"}
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (
-            {"answers": {"text": ["Rhein"], "answer_start": [11]}},
-            "the answer 'Rhein' is not at character 11.* it is at 14",
-        ),
-        ({"answers": {"text": ["Elbe"], "answer_start": [11]}}, "the answer 'Elbe' is not at .* it is nowhere in it"),
-        ({"answers": {"text": ["am Rhein"], "answer_start": ["11"]}}, "the answer 'am Rhein' is not at character 11"),
-        (
-            {"answers": {"text": ["am Rhein"], "answer_start": []}},
-            "'answers' is .*; write the lists text and answer_start, of",
-        ),
-        ({"answers": "am Rhein"}, "'answers' is 'am Rhein'; write the lists"),
-        ({"answers": None}, "'answers' is missing; a question without an answer has empty lists"),
-        ({"is_impossible": True}, "the question is_impossible and has the answer 'am Rhein'; remove one of them"),
-        ({"question": " "}, "'question' is empty"),
-        ({"context": None}, "'context' is empty"),
-        ({"context": 3}, "'context' is 3, a int; every text must be a string"),
-    ],
-)
+FAULTS = [
+    ({"answers": {"text": ["Rhein"], "answer_start": [11]}}, "the answer 'Rhein' is not at character 11.* it is at 14"),
+    ({"answers": {"text": ["Elbe"], "answer_start": [11]}}, "the answer 'Elbe' is not at .* it is nowhere in it"),
+    ({"answers": {"text": ["am Rhein"], "answer_start": ["11"]}}, "the answer 'am Rhein' is not at character 11"),
+    ({"answers": {"text": ["am Rhein"], "answer_start": []}},
+     "'answers' is .*; write the lists text and answer_start, of"),
+    ({"answers": "am Rhein"}, "'answers' is 'am Rhein'; write the lists"),
+    ({"answers": None}, "'answers' is missing; a question without an answer has empty lists"),
+    ({"is_impossible": True}, "the question is_impossible and has the answer 'am Rhein'; remove one of them"),
+    ({"question": " "}, "'question' is empty"),
+    ({"context": None}, "'context' is empty"),
+    ({"context": 3}, "'context' is 3, a int; every text must be a string"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change, message", FAULTS)
 def test_the_message_for_a_faulty_row_names_its_line_and_the_fault(tmp_path, change, message):
     (tmp_path / "train.jsonl").write_text(lines([FLAT[1], FLAT[0] | change, FLAT[2]]))
     (tmp_path / "dev.jsonl").write_text(lines(FLAT))

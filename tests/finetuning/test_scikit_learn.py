@@ -74,7 +74,10 @@ def of_datasets(values):
     return Dataset.from_dict({"column": values})["column"]
 
 
-@pytest.mark.parametrize("kind", [list, np.array, shuffled, polars.Series, of_datasets])
+SLOW = (pytest.param(kind, marks=pytest.mark.slow) for kind in (np.array, polars.Series, of_datasets))
+
+
+@pytest.mark.parametrize("kind", [list, shuffled, *SLOW])
 def test_a_cross_validation_is_a_loop_over_fits(start, kind):
     job, texts, expected = Classifier(start, 16, verbose=False), PAIRS if kind is list else TEXTS, []
     for train, test in StratifiedKFold(2).split(texts, NUMBERS):

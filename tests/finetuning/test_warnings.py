@@ -14,6 +14,9 @@ from neobert_hf.finetuning.job import names_of_worse
 NOTHING = {"use_cpu": True, "disable_tqdm": True, "max_steps": 1, "learning_rate": 0.0, "report_to": "none"}
 TEXTS = ["an old red house", "the sea", "a warm sea", "a quick brown fox"]
 CLASSES = ["sea", "sea", "house", "sea"]
+TAGS = [["O", "O", "O", "B-X"], ["O"] * 2, ["O"] * 3, ["O"] * 4]
+ANSWERS = [{"text": [], "answer_start": []}] * 3 + [{"text": ["a quick"], "answer_start": [0]}]
+OF_ANSWERS = {"exact_match": 0.75, "f1": 0.75, "impossible_accuracy": 1, "answerable_f1": 0}
 
 
 def trained(job, columns, **options):
@@ -47,20 +50,8 @@ def test_the_trivial_answer_to_numbers_is_their_mean(tmp_path, results):
     [
         (Classifier, (TEXTS, [["a", "b"], ["a"], [], ["b", "a"]]), {"accuracy": 0.5, "f1_micro": 10 / 13}),  # a and b
         (Classifier, (TEXTS * 2, [["a", "b"], [], [], ["c"]] * 2), {"accuracy": 0.5, "f1_micro": 0}),  # no class
-        (
-            Tagger,
-            ([text.split() for text in TEXTS], [["O", "O", "O", "B-X"], ["O"] * 2, ["O"] * 3, ["O"] * 4]),
-            {"f1": 0, "accuracy": 12 / 13},
-        ),
-        (
-            QuestionAnswerer,
-            (
-                ["what?"] * 4,
-                TEXTS,
-                [{"text": [], "answer_start": []}] * 3 + [{"text": ["a quick"], "answer_start": [0]}],
-            ),
-            {"exact_match": 0.75, "f1": 0.75, "impossible_accuracy": 1, "answerable_f1": 0},
-        ),
+        (Tagger, ([text.split() for text in TEXTS], TAGS), {"f1": 0, "accuracy": 12 / 13}),
+        (QuestionAnswerer, (["what?"] * 4, TEXTS, ANSWERS), OF_ANSWERS),
     ],
 )
 def test_the_trivial_answer_of_a_job_has_these_scores(tmp_path, results, job, columns, expected):

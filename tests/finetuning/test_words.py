@@ -166,12 +166,8 @@ def test_test_rows_may_have_no_tags_and_keep_all_columns(tmp_path):
 
 
 def test_a_test_row_without_words_keeps_its_place_and_one_with_wrong_tags_costs_the_metric(tmp_path):
-    rows = [
-        {"words": [], "tags": []},
-        ADA,
-        {"words": ["Bob"], "tags": ["O", "O"]},
-        {"words": ["", "Eve"], "tags": None},
-    ]
+    rows = [{"words": [], "tags": []}, ADA, {"words": ["Bob"], "tags": ["O", "O"]}]
+    rows += [{"words": ["", "Eve"], "tags": None}]
     arguments = TaggedWordArguments(test_file=str(json_lines(tmp_path / "test.jsonl", rows)))
     found = read_tagged_words(arguments, 0, SimpleNamespace(classes_=["O", "PERSON"]))
     assert found.test == ([row["words"] for row in rows[1:]], [ADA["tags"], None, None])

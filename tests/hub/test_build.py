@@ -265,11 +265,8 @@ def spoil(saved):
 
 
 WRONG = {
-    "a head without weights": (
-        encoder(architectures=["NeoBERTForSequenceClassification"]),
-        {},
-        "lacks classifier, dense in the shapes of config.json: the head for NeoBERTForSequenceClassification was never",
-    ),
+    "a head without weights": (encoder(architectures=["NeoBERTForSequenceClassification"]), {},
+     "lacks classifier, dense in the shapes of config.json: the head for NeoBERTForSequenceClassification was never"),
     "an encoder that names no class": (encoder(architectures=None), {}, "lacks decoder in the shapes of config.json"),
     "fewer layers than the file": (config(num_hidden_layers=2), {}, "num_hidden_layers=2, and further tensors such as"),
     "NaN": (spoil, {}, r"NaN or infinity in decoder\.bias"),
@@ -279,11 +276,8 @@ WRONG = {
         "config_sentence_transformers.json of .* names .torch.utils.collect_env.main. as activation_fn",
     ),
     "a callable in a part of a router": (router, {}, "query_0_Dense/config.json of .* names .torch.hub.list. as"),
-    "settings that are a list": (
-        embedder("config_sentence_transformers.json", "[]"),
-        {},
-        "config_sentence_transformers.json is no JSON object",
-    ),
+    "settings that are a list": (embedder("config_sentence_transformers.json", "[]"), {},
+     "config_sentence_transformers.json is no JSON object"),
     "modules that are a string": (embedder("modules.json", '"x"'), {}, "modules.json is no list of modules"),
     "a pickled module": (pickled_module, {}, "1_Pooling/pytorch_model.bin is a pickle, which is not opened"),
     "a module at the root": (module(path="/"), {}, "outside its folder|does not exist|is not"),
@@ -295,7 +289,7 @@ WRONG = {
     "a name with a space": (lambda f: None, {"model_id": "org/na me"}, "Repo id"),
     "a name that goes up": (lambda f: None, {"model_id": "../up"}, "Repo id"),
     "no name": (lambda f: None, {"model_id": ""}, "Repo id"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -268,12 +268,6 @@ def test_the_start_of_a_chain_of_trainings_is_named(start, words, model, tokeniz
     assert (card.data.license, card.data.language) == ("mit", ["fr"]) and '"org/second"' in card.text
 
 
-def test_an_adapter_has_no_card_of_peft_which_names_folders_of_this_machine(folder, checkpoint, tmp_path):
-    base = neobert_hf.NeoBERTForSequenceClassification.from_pretrained(checkpoint, num_labels=2)
-    neobert_hf.save_adapter(get_peft_model(base, neobert_hf.lora_config("SEQ_CLS", r=2)), tmp_path)
-    assert not (tmp_path / "README.md").exists()
-
-
 @pytest.mark.parametrize(
     "name, content, message",
     [

@@ -131,10 +131,8 @@ def pickled(name):
 
 def flip_a_bit(folder):
     """The highest bit of the exponent of a number below 2."""
-    numbers, content = (
-        load_file(folder / "model.safetensors")[WO],
-        bytearray((folder / "model.safetensors").read_bytes()),
-    )
+    numbers = load_file(folder / "model.safetensors")[WO]
+    content = bytearray((folder / "model.safetensors").read_bytes())
     content[content.index(numbers.numpy().tobytes()) + 4 * 9 + 3] ^= 0x40
     (folder / "model.safetensors").write_bytes(content)
 
@@ -216,26 +214,18 @@ CLASSES = {"classifier.weight": torch.ones(7, 32), "classifier.bias": torch.ones
 FAR = weights(lambda tensors: {k.replace("encoder.2.", "encoder.99999999999."): v for k, v in tensors.items()})
 DAMAGE = {  # what happens to a good folder, the errors that are found, separated by spaces; what they say
     "gate and up apart": (weights(split_gate_and_up), "refused: gate and up are separate tensors"),
-    "an export of the fork": (
-        all_of(weights(split_gate_and_up), without("decoder"), config(tie_word_embeddings=True)),
-        "refused: the decoder of NeoBERT",
-    ),
-    "a decoder that is there and said to be tied": (
-        config(tie_word_embeddings=True),
-        "refused: tie_word_embeddings=True",
-    ),
+    "an export of the fork": (all_of(weights(split_gate_and_up), without("decoder"), config(tie_word_embeddings=True)),
+     "refused: the decoder of NeoBERT"),
+    "a decoder that is there and said to be tied": (config(tie_word_embeddings=True),
+     "refused: tie_word_embeddings=True"),
     "a decoder without bias": (without("decoder.bias"), "refused: no decoder.bias"),
     "pickled weights": (pickled("pytorch_model.bin"), "pickle"),
     "weights of the published training": (pickled("state_dict.pt"), "pickle"),
-    "states of DeepSpeed": (
-        all_of(pickled("global_step3/mp_rank_00_model_states.pt"), write("latest", "global_step3")),
-        "deepspeed",
-    ),
+    "states of DeepSpeed": (all_of(pickled("global_step3/mp_rank_00_model_states.pt"), write("latest", "global_step3")),
+     "deepspeed"),
     "NeoDictaBERT": (config(encoder_init_range=0.02), "refused: NeoDictaBERT"),
-    "tensors of another model": (
-        weights(lambda tensors: {"bert.embeddings": torch.ones(2, 2)}),
-        "refused: no tensor has a name of NeoBERT",
-    ),
+    "tensors of another model": (weights(lambda tensors: {"bert.embeddings": torch.ones(2, 2)}),
+     "refused: no tensor has a name of NeoBERT"),
     # tensors
     "a missing tensor": (without(WO), "refused: lacks 1 encoder tensors (first: model.transformer_encoder.1.wo"),
     "a missing last block": (without("encoder.2."), "refused: gives num_hidden_layers=3, but"),
@@ -245,15 +235,11 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
     ),
     "no head": (without("decoder."), "refused: lacks decoder"),
     "half a head": (without("decoder.weight"), "refused: no decoder.weight"),
-    "a tensor of an odd shape": (
-        weights(lambda tensors: tensors.update({WO: tensors[WO][:-1]})),
-        "refused: in the shapes of config.json",
-    ),
+    "a tensor of an odd shape": (weights(lambda tensors: tensors.update({WO: tensors[WO][:-1]})),
+     "refused: in the shapes of config.json"),
     "a tensor under two names": (TWICE, "refused: is the same tensor as"),
-    "names of a wrapper": (
-        weights(lambda tensors: {f"module.{k}": v for k, v in tensors.items()}),
-        "refused: neobert convert",
-    ),
+    "names of a wrapper": (weights(lambda tensors: {f"module.{k}": v for k, v in tensors.items()}),
+     "refused: neobert convert"),
     "integers": (INTEGERS, "refused: weights of the type I8"),
     # numbers
     "NaN": (put(WO, torch.nan), "nan"),
@@ -261,19 +247,15 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
     "infinity": (put(WO, -torch.inf), "infinity"),
     "a flipped bit": (flip_a_bit, "huge"),
     # files
-    "a pipe in the place of a config": (
-        all_of(remove("config.json"), pipe("config.json")),
-        "refused link: has no config.json",
-    ),
+    "a pipe in the place of a config": (all_of(remove("config.json"), pipe("config.json")),
+     "refused link: has no config.json"),
     "a pipe in a subfolder": (pipe("sub/x.json"), "link"),
     "a pipe in the place of a shard": (
         shards(lambda folder, files: (folder / files["decoder.bias"]).unlink() or pipe(files["decoder.bias"])(folder)),
         "refused link: which is missing",
     ),
-    "a number of blocks that takes for ever": (
-        all_of(config(num_hidden_layers=10**9), FAR),
-        "refused: num_hidden_layers=1000000000",
-    ),
+    "a number of blocks that takes for ever": (all_of(config(num_hidden_layers=10**9), FAR),
+     "refused: num_hidden_layers=1000000000"),
     "a truncated file": (truncate, "refused: it is truncated or damaged"),
     "a truncated adapter": (truncate_an_adapter, "weights-unreadable"),
     "an empty file beside an exported graph": (
@@ -282,22 +264,14 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
     ),
     "an empty file": (write("model.safetensors", ""), "refused: it is truncated or damaged"),
     "no weights": (remove("model.safetensors"), "refused: holds no weights"),
-    "a missing shard": (
-        shards(lambda folder, files: remove(sorted(files.values())[-1])(folder)),
-        "refused: which is missing",
-    ),
-    "shards without their index": (
-        all_of(shards(), remove("model.safetensors.index.json")),
-        "refused: which names the files",
-    ),
-    "a tensor that its shard lacks": (
-        shards(lambda folder, files: weights_of_shard(folder / files[WO], WO)),
-        "refused: lacks 1 encoder tensors",
-    ),
-    "a link to nothing": (
-        all_of(remove("model.safetensors"), link("model.safetensors", "../blobs/lost")),
-        "link refused: blobs/lost",
-    ),
+    "a missing shard": (shards(lambda folder, files: remove(sorted(files.values())[-1])(folder)),
+     "refused: which is missing"),
+    "shards without their index": (all_of(shards(), remove("model.safetensors.index.json")),
+     "refused: which names the files"),
+    "a tensor that its shard lacks": (shards(lambda folder, files: weights_of_shard(folder / files[WO], WO)),
+     "refused: lacks 1 encoder tensors"),
+    "a link to nothing": (all_of(remove("model.safetensors"), link("model.safetensors", "../blobs/lost")),
+     "link refused: blobs/lost"),
     "a dead link among the settings of a module": (
         embedding(remove("1_Pooling/config.json"), link("1_Pooling/config.json", "../../lost")),
         "link",
@@ -311,30 +285,22 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
         ),
         "pickle",
     ),
-    "a config without a model type": (
-        changed(lambda stored: stored.pop("model_type")),
-        "refused: has no model_type, so AutoModel does not know it",
-    ),
+    "a config without a model type": (changed(lambda stored: stored.pop("model_type")),
+     "refused: has no model_type, so AutoModel does not know it"),
     "an index that leaves the folder": (shards(leave_the_folder), "refused: ../outside.safetensors"),
     "a link out of the folder": (link("chat_template.jinja", "/etc/hosts"), "link"),
     # config
-    "no quantization, and a missing tensor": (
-        all_of(config(quantization_config=None), without(WO)),
-        "refused: lacks 1 encoder tensors",
-    ),
-    "an empty quantization, and integers": (
-        all_of(config(quantization_config={}), INTEGERS),
-        "refused: weights of the type I8",
-    ),
+    "no quantization, and a missing tensor": (all_of(config(quantization_config=None), without(WO)),
+     "refused: lacks 1 encoder tensors"),
+    "an empty quantization, and integers": (all_of(config(quantization_config={}), INTEGERS),
+     "refused: weights of the type I8"),
     "a quantization that is a list": (config(quantization_config=[]), "refused: quantization_config=[] must be"),
     "a dtype that is a list": (config(dtype=[]), "refused"),
     "no config": (remove("config.json"), "refused: has no config.json"),
     "half a config": (write("config.json", '{"model_type":'), "refused: is not JSON"),
     "a config that is nested too deep": (write("config.json", '{"a":' + "[" * 200_000), "refused: is not JSON"),
-    "another model type": (
-        config(model_type="bert", hidden_size=64, dim_head=16),
-        "refused: this is a bert, not a NeoBERT",
-    ),
+    "another model type": (config(model_type="bert", hidden_size=64, dim_head=16),
+     "refused: this is a bert, not a NeoBERT"),
     "a wrong value": (config(norm_eps=-1), "refused: norm_eps=-1 must be a positive number"),
     "another vocabulary": (config(vocab_size=97), "refused: gives vocab_size=97, but its weights have 96"),
     "another width": (config(hidden_size=64, dim_head=16), "refused: hidden_size=64, but its weights have 32"),
@@ -348,16 +314,12 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
     "code without one of its files": (remove("losses_neobert.py"), "code-damaged: imports losses_neobert.py"),
     "half a file of code": (write("losses_neobert.py", "def f("), "code-damaged"),
     # tokenizer
-    "a tokenizer of another model": (
-        vocabulary(lambda words: words.update({f"word{i}": 96 + i for i in range(9)})),
-        "tokenizer-vocabulary",
-    ),
+    "a tokenizer of another model": (vocabulary(lambda words: words.update({f"word{i}": 96 + i for i in range(9)})),
+     "tokenizer-vocabulary"),
     "a tokenizer of half the words": (vocabulary(half_of_the_words), "tokenizer-vocabulary"),
     "two words with one id": (vocabulary(lambda words: words.update(fox=words["the"])), "tokenizer-vocabulary"),
-    "no post-processor": (
-        changed(lambda stored: stored.update(post_processor=None), "tokenizer.json"),
-        "tokenizer-ends",
-    ),
+    "no post-processor": (changed(lambda stored: stored.update(post_processor=None), "tokenizer.json"),
+     "tokenizer-ends"),
     # the good one splits identifiers; the class of BERT does not
     "the class of another tokenizer": (
         changed(lambda stored: stored.update(tokenizer_class="BertTokenizerFast"), "tokenizer_config.json"),
@@ -377,10 +339,8 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
     "NaN in an embedding model": (embedding(put(WO.removeprefix("model."), torch.nan)), "nan"),
     "a pickled module": (embedding(lambda folder: torch.save({}, folder / "1_Pooling/pytorch_model.bin")), "pickle"),
     "modules that are a string": (embedding(write("modules.json", '"x"')), "refused: modules.json is no list"),
-    "settings that are a list": (
-        embedding(write("config_sentence_transformers.json", "[]")),
-        "refused: is no JSON object",
-    ),
+    "settings that are a list": (embedding(write("config_sentence_transformers.json", "[]")),
+     "refused: is no JSON object"),
     "an adapter without its base": (
         lambda folder: (
             save_file({"a": torch.ones(1)}, folder / "adapter_model.safetensors")
@@ -403,7 +363,7 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
         embedding(write("router_config.json", '{"types": {"a": "x--y.Z"}, "structure": {}}')),
         "foreign-code",
     ),
-}
+}  # fmt: skip
 
 
 def weights_of_shard(file, name):

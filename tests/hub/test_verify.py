@@ -89,10 +89,7 @@ def test_an_embedding_model_is_opened_by_sentence_transformers_too(saved, tmp_pa
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (
-            {"architectures": ["NeoBERTLMHead"]},
-            "AutoModelForMaskedLM is the folder's own class, but its weights are",
-        ),
+        ({"architectures": ["NeoBERTLMHead"]}, "AutoModelForMaskedLM is the folder's own class, but its weights are"),
         ({"auto_map": None}, "config.json names no code (auto_map)"),
     ],
 )

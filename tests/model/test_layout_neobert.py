@@ -440,49 +440,33 @@ INVALID_INPUTS = {
     "an empty document": (dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 2, 3]), BOUNDARIES.format("0, 2, 2, 3", 3)),
     "boundaries of two rows": (dict(input_ids=[[5], [6]], cu_seq_lens_q=[0, 1, 2]), "flatten it to \\(1, T\\)"),
     "a matrix of boundaries": (dict(input_ids=[[5, 6]], cu_seq_lens_q=[[0, 2]]), BOUNDARIES.format("0, 2", 2)),
-    "boundaries against positions": (
-        dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 3], position_ids=[[0, 0, 1]]),
-        "cu_seq_lens_q starts documents at 0, 2, but position_ids at 0, 1; correct one of them or omit it",
-    ),
-    "boundaries and a mask": (
-        dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], attention_mask=[[1, 1]]),
-        "both cu_seq_lens and attention_mask",
-    ),
-    "boundaries that contradict their alias": (
-        dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], cu_seqlens=[0, 1, 2]),
-        "cu_seq_lens_q starts documents at 0, but cu_seqlens at 0, 1",
-    ),
-    "boundaries against numbers of documents": (
-        dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 3], seq_idx=[[0, 1, 1]]),
-        "cu_seq_lens_q starts documents at 0, 2, but seq_idx at 0, 1",
-    ),
-    "numbers of documents against positions": (
-        dict(input_ids=[[5, 6, 7]], position_ids=[[0, 1, 2]], seq_idx=[[0, 1, 1]]),
-        "seq_idx starts documents at 0, 1, but position_ids at 0; correct one of them or omit it",
-    ),
+    "boundaries against positions": (dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 3], position_ids=[[0, 0, 1]]),
+     "cu_seq_lens_q starts documents at 0, 2, but position_ids at 0, 1; correct one of them or omit it"),
+    "boundaries and a mask": (dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], attention_mask=[[1, 1]]),
+     "both cu_seq_lens and attention_mask"),
+    "boundaries that contradict their alias": (dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], cu_seqlens=[0, 1, 2]),
+     "cu_seq_lens_q starts documents at 0, but cu_seqlens at 0, 1"),
+    "boundaries against numbers of documents": (dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 3], seq_idx=[[0, 1, 1]]),
+     "cu_seq_lens_q starts documents at 0, 2, but seq_idx at 0, 1"),
+    "numbers of documents against positions": (dict(input_ids=[[5, 6, 7]], position_ids=[[0, 1, 2]], seq_idx=[[0, 1, 1]]),
+     "seq_idx starts documents at 0, 1, but position_ids at 0; correct one of them or omit it"),
     "more numbers": (dict(input_ids=[[5, 6]], seq_idx=[[0, 0, 1]]), "seq_idx has shape .1, 3., but the input"),
     "a mask too": (dict(input_ids=[[5]], seq_idx=[[0]], attention_mask=[[1]]), "both seq_idx and attention_mask"),
-    "a length that is too small": (
-        dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 3], max_length_q=2),
-        "max_length_q=2 is less than the longest sequence, 3",
-    ),
+    "a length that is too small": (dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 3], max_length_q=2),
+     "max_length_q=2 is less than the longest sequence, 3"),
     "4-D integers": (dict(input_ids=[[5]], attention_mask=[[[[-10000]]]]), NOT_0_AND_1.format(4, "int64")),
     "4-D floats of 0 and 1": (dict(input_ids=[[5]], attention_mask=[[[[1.0]]]]), "float32 contains values above 0"),
     "2-D additive": (dict(input_ids=[[5, 6]], attention_mask=[[0.0, -math.inf]]), NOT_0_AND_1.format(2, "float32")),
     "2-D weights": (dict(input_ids=[[5, 6]], attention_mask=[[1.0, 0.5]]), NOT_0_AND_1.format(2, "float32")),
     "2-D integers": (dict(input_ids=[[5, 6]], attention_mask=[[1, 2]]), NOT_0_AND_1.format(2, "int64")),
     "zeros": (dict(input_ids=[[5]], attention_mask=[[0.0]]), "row 0 of attention_mask has no real token \\(no 1\\)"),
-    "trusted boundaries without max_length_q": (
-        dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], trust_boundaries=True),
-        "max_length_q is missing; .* give max_length_q as an integer",
-    ),
+    "trusted boundaries without max_length_q": (dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], trust_boundaries=True),
+     "max_length_q is missing; .* give max_length_q as an integer"),
     "both": (dict(input_ids=[[5]], inputs_embeds=[[[0.0] * 32]]), "both input_ids and inputs_embeds is given"),
-    "embeddings of another width": (
-        dict(inputs_embeds=[[[0.0] * 31]]),
-        "inputs_embeds has shape .1, 1, 31.; it must be .rows, columns, hidden_size=32.",
-    ),
+    "embeddings of another width": (dict(inputs_embeds=[[[0.0] * 31]]),
+     "inputs_embeds has shape .1, 1, 31.; it must be .rows, columns, hidden_size=32."),
     "neither": ({}, "neither input_ids nor inputs_embeds is given"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", INVALID_INPUTS)

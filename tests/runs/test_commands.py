@@ -164,12 +164,6 @@ def test_a_bug_keeps_its_traceback_and_every_error_with_neobert_traceback(monkey
         run_command("tool", fail, ValueError("bad"))
 
 
-def test_ctrl_c_ends_with_status_130():
-    with pytest.raises(SystemExit) as ended:
-        run_command("tool", fail, KeyboardInterrupt())
-    assert ended.value.code == 130
-
-
 @pytest.mark.slow
 def test_a_closed_pipe_ends_the_command_without_a_message():
     """As `neobert tokenize ... | head` closes it."""

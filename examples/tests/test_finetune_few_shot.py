@@ -26,17 +26,8 @@ from neobert_hf import NeoBERTModel, sentence_transformer
 from neobert_hf.export.graphs import load_graph
 from neobert_hf.hub import write_card
 
-TEXTS = [
-    "the fox red",
-    "a dog red",
-    "red sea",
-    "the fox old",
-    "a dog old",
-    "old sea",
-    "the house",
-    "a house",
-    "warm house",
-]
+TEXTS = [*("the fox red", "a dog red", "red sea"), *("the fox old", "a dog old", "old sea")]
+TEXTS += ["the house", "a house", "warm house"]
 LABELS = [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
@@ -158,6 +149,27 @@ def test_the_script_learns_from_eight_examples_and_predicts_again_without_traini
     again = ("--model_name_or_path", tmp_path / "out", "--test_file", test, "--output_dir", tmp_path / "again")
     run_main(finetune_few_shot, *command(tmp_path, *again))
     pandas.testing.assert_frame_equal(pandas.read_csv(tmp_path / "again/predictions.csv"), found)
+
+
+ROWS = TEXTS[:6], ["red"] * 3 + ["old"] * 3
+FEW = "fewer than two classes have two examples to compare"
+REFUSED = [
+    (lambda job: job.fit(*ROWS, warmup=9), r"did you mean warmup_steps\?"),
+    (lambda job: job.fit(*ROWS, classes=["old", "red", "new"]), "'new' has no example"),
+    (lambda job: job.fit(*ROWS, (["a"], ["new"])), "unknown class 'new'"),
+    (lambda job: job.save("x"), "has no classes; give the folder of a trained model, or rows"),
+    (lambda job: job.fit([*TEXTS[1:6], ("a", "b")], ROWS[1]), "row 5: a pair of texts has no vector"),
+    (lambda job: job.fit([("a", "b")] * 6, ROWS[1]), "a pair of texts has no vector of its own"),
+    (lambda job: job.fit(*ROWS, examples_per_class=1), FEW),
+    (lambda job: job.fit(*ROWS, examples_per_class=-1), FEW),
+    (lambda job: job.predict(["fox"]), "model has no classes; give the folder of a trained model"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_what_few_examples_cannot_teach_is_refused(start, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(FewShotClassifier(start))
 
 
 @pytest.mark.slow
