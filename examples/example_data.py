@@ -8,8 +8,7 @@ import argparse
 from pathlib import Path
 
 from neobert_cli import Parser
-from neobert_hf.files.writing import check_target, writing
-from neobert_hf.runs.errors import run_command
+from neobert_hf.runs import run_command
 
 DATA = Path(__file__).with_name("data")
 
@@ -17,13 +16,12 @@ DATA = Path(__file__).with_name("data")
 def write(folder: str) -> None:
     """Write the files that the folder does not have; another file is not replaced."""
     contents = {Path(folder, file.name): file.read_bytes() for file in sorted(DATA.iterdir())}
-    missing = [file for file, content in contents.items() if not file.is_file() or file.read_bytes() != content]
-    for file in missing:
-        check_target(file, way_out="give another folder")
-    for file in missing:
+    for file, content in contents.items():
+        if file.exists() and (file.is_dir() or file.read_bytes() != content):
+            raise FileExistsError(f"{file} is another file; give another folder")
+    for file, content in contents.items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        with writing(file) as stream:
-            stream.write(contents[file])
+        file.write_bytes(content)
     print(*contents, sep="\n")
 
 
