@@ -250,8 +250,8 @@ def open_saved(folder: Path, num_threads: int | None) -> Server:
     from transformers import AutoConfig
     from transformers.utils.logging import disable_progress_bar
 
-    from neobert_hf.embeddings.models import role_of
-    from neobert_hf.files.modules import check_modules_of
+    from neobert_hf.embeddings import role_of
+    from neobert_hf.files import check_modules_of
 
     if (folder / "adapter_config.json").is_file():
         raise ValueError(f"{folder} holds an adapter; merge it into its model, and serve the folder of that")

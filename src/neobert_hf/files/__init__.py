@@ -6,16 +6,12 @@ from ..lazy import lazy_names
 
 # Rows need pyarrow (the extra `train`), so a name is imported when it is used.
 NAMES_OF = {
+    "modules": ("check_modules_of",),
     "rows": ("read_lines", "read_rows", "read_text_column", "read_texts"),
     "texts": ("check_leaves_tokens", "check_max_length", "printable"),
     "trust": (
-        "FolderTokenizer",
-        "check_links",
-        "check_own_code",
-        "check_source",
-        "load_tokenizer",
-        "read_json",
-        "resolve",
+        *("FolderTokenizer", "check_links", "check_own_code", "check_source"),
+        *("load_tokenizer", "read_json", "resolve"),
     ),
     "wordpiece": ("plain_tokenizer", "tokenizer_hash", "train_wordpiece", "write_wordpiece"),
     "writing": (
@@ -32,6 +28,7 @@ NAMES_OF = {
 __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
+    from .modules import check_modules_of as check_modules_of
     from .rows import (
         read_lines as read_lines,
         read_rows as read_rows,
