@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 
 from neobert_cli import Parser
+from neobert_hf.files.messages import say_next
 from neobert_hf.runs import run_command
 
 DATA = Path(__file__).with_name("data")
@@ -22,7 +23,9 @@ def write(folder: str) -> None:
     for file, content in contents.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-    print(*contents, sep="\n")
+        print(f"wrote {file}")
+    words = ["--train_file", Path(folder, "tickets.csv"), "--text_columns", "ticket", "--label_column", "team"]
+    say_next(["neobert", "finetune-classifier", *words, "--output_dir", "runs/tickets"])
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
 """Fine-tune NeoBERT, or any other encoder, to classify texts or pairs of texts, or to predict numbers.
 
-    neobert finetune-classifier --train_file tickets.csv --output_dir runs/tickets
+    neobert finetune-classifier --train_file tickets.csv --text_columns ticket --label_column team --output_dir runs/tickets
     neobert finetune-classifier --train_file train.csv --test_file test.csv --text_columns review \\
         --label_column stars --output_dir runs/stars
     neobert finetune-classifier --dataset_name nyu-mll/glue --dataset_config rte \\
         --text_columns sentence1 sentence2 --model_name_or_path chandar-lab/NeoBERT --output_dir runs/rte
-    neobert finetune-classifier --model_name_or_path runs/tickets --test_file new.csv --output_dir runs/new
+    neobert finetune-classifier --model_name_or_path runs/tickets --test_file new.csv --text_columns ticket --output_dir runs/new
 
 A label is a class, a list of classes (or --label_separator, --label_columns), or a number with a fraction. Without training
 rows the last command predicts with a saved model. A saved folder opens in
@@ -52,7 +52,8 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
         classifier.predict_rows(rows, training, arguments.predictions_file, **options)
     if rows.train and training.should_save:
         write_card(training.output_dir, example=rows.example)
-        say_saved(training.output_dir, "finetune-classifier", "--text_columns", *arguments.text_columns)
+        words = ["--label_separator", arguments.label_separator] if arguments.label_separator else []
+        say_saved(training.output_dir, "finetune-classifier", *words, "--text_columns", *arguments.text_columns)
 
 
 def main():

@@ -332,6 +332,8 @@ def open_head(folder: Path, config: Any) -> Server:
 def serve(folder: str, host: str, port: int, **options) -> None:
     """Open the folder, say how to ask, and answer requests."""
     warnings.filterwarnings("ignore", ".*are cut to")  # by a request that says so
+    if not 0 <= port < 65536:
+        raise ValueError(f"the port {port} is not between 0 and 65535")
     server = open_folder(Path(folder), **options)
     socket = create_server((host, port))
     path, address = ROUTES[server.what][0], f"http://{host}:{socket.getsockname()[1]}"

@@ -25,7 +25,7 @@ from neobert_hf.embeddings import (
     sentence_transformer,
     train_contrastive,
 )
-from neobert_hf.files.messages import say_next
+from neobert_hf.finetuning import say_saved
 from neobert_hf.hub import write_card
 from neobert_hf.runs import run_script
 
@@ -54,9 +54,8 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
     # 3. Training
     train_contrastive(model, sets, training, arguments, prompts, held_out)
     if training.should_save:
-        folder = training.output_dir
-        write_card(folder)
-        say_next(["neobert", "serve", folder], ["neobert", "export", folder, f"{folder}-exported"])
+        write_card(training.output_dir)
+        say_saved(training.output_dir)
 
 
 def main():

@@ -227,8 +227,8 @@ def tokenize(parser: Parser) -> Run:
         documents = tokenize(Corpus(**source), tokenizer, output_dir, executor, tasks, workers)
         names = ("num_documents", "num_tokens", "length_histogram")
         print(json.dumps({"folder": output_dir, **{name: documents.manifest[name] for name in names}}))
-        words = ("--documents_dir", output_dir, "--tokenizer_name", tokenizer_name)
-        _say_next("pretrain-mlm", *words, "--output_dir", "runs/pretraining")
+        words = ("--documents_dir", output_dir, "--tokenizer_name", tokenizer_name, "--output_dir", "runs/pretraining")
+        _say_next("pretrain-mlm", *words, "--num_held_out", str(min(1000, 1 + len(documents) // 20)))
 
     return run
 
@@ -343,7 +343,7 @@ def export(parser: Parser) -> Run:
         _hide_progress_bars()  # a tuned allocator would keep the memory of every step
         report = export_model(**options)
         print(json.dumps(report))
-        served = ("sentence-similarity", "text-classification", "token-classification")
+        served = ("question-answering", "sentence-similarity", "text-classification", "token-classification")
         if report["task"] in served and {"onnx", "openvino"} & {*options["to"]}:
             _say_next("serve", options["out"])
 

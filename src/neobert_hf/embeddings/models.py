@@ -171,9 +171,7 @@ def open_embedding_model(name: str, revision: str | None = None, **options) -> S
     if kind not in (None, "SentenceTransformer"):
         kind = printable(str(kind))
         fault = f"{name} holds a {kind}, which gives no single vector for each text"
-        remedy = (
-            f"open it in Python with sentence_transformers.{kind}, or choose a model that SentenceTransformer saved"
-        )
+        remedy = f"open it in Python with sentence_transformers.{kind}, or choose one that SentenceTransformer saved"
         raise ValueError(f"{fault}; {remedy}")
     model = SentenceTransformer(name, revision=revision, **options)
     adopt(model[0], name)

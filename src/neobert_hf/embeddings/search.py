@@ -99,8 +99,8 @@ class DocumentSearch:
             raise ValueError(f"{error}; --encoding takes a name that Python knows, such as cp1252") from error
         files, self.skipped = find_files(paths := as_list(paths), is_document, as_list(include), as_list(exclude))
         self.encoder = open_for_inference(model, max_length)
-        length = max_length or min(longest_input(self.encoder) or LONGEST, LONGEST)
-        reader = PassageReader(self.encoder, length, text_column)
+        longest = max_length or min(longest_input(self.encoder) or LONGEST, LONGEST)
+        reader = PassageReader(self.encoder, longest, text_column)
         identity = f"{fingerprint(self.encoder, {})}-{reader.capacity}"
         kept = Kept(Path(cache or CACHE, identity), f"search {identity}")
         self.word_weight = word_weight

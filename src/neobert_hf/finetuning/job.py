@@ -532,7 +532,7 @@ class Job(BaseEstimator, ABC):
             of_labels, of_inputs = ([column[i] for i in counted] for column in (labels, inputs[0]))
             self._report(of_counted, of_labels, "test", folder, of_inputs)
         elif not data.test_faults:
-            messages.say("the test rows have no labels, so there are no metrics")
+            messages.say("the test rows have no column of labels (label_column), so there are no metrics")
         if counted or not data.test_faults:
             self._write_record()
         if training.should_save:

@@ -32,7 +32,7 @@ class LabelledDataArguments:
     train_file: str = HfArg(default=None, help=".csv, .tsv, .jsonl, .json or .parquet; of words also CoNLL.")
     validation_file: str = HfArg(
         default=None,
-        help="The same for evaluation. Default: a tenth of the training rows; finetune_classifier.py trains on all of few rows.",
+        help="The same for evaluation. Default: a tenth of the training rows; a classifier trains on all of few rows.",
     )
     test_file: str = HfArg(default=None, help="The same for predictions; labels may be missing.")
     predictions_file: str = HfArg(default=None, help=".csv, .jsonl or .parquet. Default: in --output_dir.")

@@ -118,7 +118,7 @@ class Documents(Sequence):
         """
         if not 0 < num_held_out < len(self):
             raise ValueError(
-                f"num_held_out={num_held_out} of {len(self)} documents; hold out at least one, and not all"
+                f"num_held_out={num_held_out} of {len(self)} documents; give num_held_out from 1 to less than all"
             )
         numbers = np.sort(Permutation(len(self), seed, HELD_OUT)(np.arange(num_held_out)))
         return Selection(self, 0, numbers), Subset(self, numbers)

@@ -12,6 +12,7 @@ from transformers.hf_argparser import HfArgumentParser
 
 from neobert_cli import Parser
 
+from . import MINI_MODEL_PATH
 from .errors import correctable, one_line, run_command
 
 LIBRARIES = ("transformers", "sentence_transformers")  # --help_all lists their arguments
@@ -93,7 +94,8 @@ def _add_help(parser: argparse.ArgumentParser, dataclass_type: type) -> bool:
         if item.default is MISSING and item.default_factory is MISSING:
             text += " (required)"
         elif item.default is not MISSING and item.default not in (None, "", False):
-            text += f" (default: {item.default})"
+            shown = "the mini model of this package" if item.default == MINI_MODEL_PATH else item.default
+            text += f" (default: {shown})"
         group.add_argument(f"--{item.name}", help=text.strip(), **_shape(types[item.name]))
     return any(item.name not in ours for item in fields(dataclass_type))
 
