@@ -11,10 +11,10 @@ SRC = ROOT / "src/neobert_hf"
 CODE = {
     "model": 2104,
     "files": 769,
-    "runs": 689,
+    "runs": 666,
     "pretraining": 1922,
-    "finetuning": 1828,
-    "embeddings": 997,
+    "finetuning": 1738,
+    "embeddings": 996,
     "hub": 1114,
     "export": 826,
     "cli and __init__": 300,

@@ -99,9 +99,8 @@ def open_adapter(model_class: type[Any], folder: str | Path, base: str | None = 
     compared = [(found[name], record[name]) for name in found if found[name] is not None and record[name] is not None]
     is_close = partial(np.allclose, rtol=0.01, atol=1e-4)  # the rounding of bfloat16
     if not all(np.shape(ours) == np.shape(theirs) and is_close(ours, theirs) for ours, theirs in compared):
-        raise ValueError(
-            f"the adapter {folder} was trained on {trained_on}, and {base} is another model; give the former"
-        )
+        fault = f"the adapter {folder} was trained on {trained_on}, and {base} is another model"
+        raise ValueError(f"{fault}; give the former")
     return PeftModel.from_pretrained(model, folder)
 
 
@@ -119,9 +118,8 @@ def labels_of_adapter(folder: str | Path) -> tuple[str, list[str]]:
 def _read_record(folder: str | Path) -> dict:
     for name in (BASE_FILE, "adapter_config.json"):
         if not Path(folder, name).is_file():
-            raise FileNotFoundError(
-                f"{folder} has no {name}; give the folder of an adapter that save_adapter has written"
-            )
+            remedy = "give the folder of an adapter that save_adapter has written"
+            raise FileNotFoundError(f"{folder} has no {name}; {remedy}")
     return read_json(Path(folder, BASE_FILE))
 
 

@@ -29,10 +29,8 @@ def tune_allocator() -> bool:
     """
     library = platform.libc_ver()[0]
     if platform.system() != "Linux" or library != "glibc":
-        logger.warning(
-            "tune_allocator() changes glibc's malloc on Linux only; nothing changed on "
-            f"{platform.system()} with {library or 'another C library'}"
-        )
+        found = f"{platform.system()} with {library or 'another C library'}"
+        logger.warning(f"tune_allocator() changes glibc's malloc on Linux only; nothing changed on {found}")
         return False
     mallopt = ctypes.CDLL(None).mallopt
     refused = [name for name, (option, value) in MALLOPT.items() if mallopt(option, value) != 1]

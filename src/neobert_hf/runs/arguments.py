@@ -45,9 +45,8 @@ class PrecisionArguments(Mixin):
 
     def __post_init__(self):
         if self.use_liger_kernel:  # Trainer would ignore it without a word
-            raise ValueError(
-                "use_liger_kernel=True, but liger-kernel has no kernels for NeoBERT; omit it. torch_compile=True fuses operations"
-            )
+            fault = "use_liger_kernel=True, but liger-kernel has no kernels for NeoBERT"
+            raise ValueError(f"{fault}; omit it. torch_compile=True fuses operations")
         if self.disable_tqdm is None:  # a bar in a file is one line for each step
             self.disable_tqdm = not sys.stderr.isatty() and "ipykernel" not in sys.modules
         if self.resume_from_checkpoint is True:  # as in Trainer.train
@@ -110,9 +109,9 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
     def __post_init__(self):
         is_grouped = getattr(self, "group_by_length", False)  # an older name
         if is_grouped or getattr(self, "train_sampling_strategy", "") == "group_by_length" or self.dataloader_drop_last:
-            raise ValueError(  # Trainer evaluates and predicts with the same two options
-                "group_by_length and dataloader_drop_last change the order or the number of predictions too; remove them"
-            )
+            # Trainer evaluates and predicts with the same two options
+            fault = "group_by_length and dataloader_drop_last change the order or the number of predictions too"
+            raise ValueError(f"{fault}; remove them")
         self._has_metric = self.metric_for_best_model is not None
         self.metric_for_best_model = self.metric_for_best_model or "f1"
         if self.greater_is_better is None:  # Trainer knows the loss alone

@@ -1,7 +1,6 @@
 """Shared by all scripts: dataclasses as a command line with a short `--help`."""
 
 import argparse
-import os
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -34,19 +33,16 @@ class CommandParser(Parser, HfArgumentParser):
 
     def __init__(self, dataclass_types, **kwargs: Any):
         types: list[Any] = [dataclass_types] if is_dataclass(dataclass_types) else list(dataclass_types)
-        options: dict[str, Any] = {
-            "usage": "%(prog)s --ARGUMENT VALUE ...",
-            "formatter_class": RawDescriptionHelpFormatter,
-        }
-        super().__init__(types, add_help=False, **options | kwargs)  # type: ignore[arg-type]  # of HfArgumentParser
-        self.short_help = argparse.ArgumentParser(add_help=False, **options | kwargs)
+        shape = {"usage": "%(prog)s --ARGUMENT VALUE ...", "formatter_class": RawDescriptionHelpFormatter}
+        options: dict[str, Any] = {"add_help": False} | shape | kwargs
+        super().__init__(types, **options)  # type: ignore[arg-type]  # of HfArgumentParser
+        self.short_help = argparse.ArgumentParser(**options)
         has_more = [_add_help(self.short_help, dataclass_type) for dataclass_type in types]
         if any(has_more):
             text = "Show these arguments and those of the library, then exit."
             self.short_help.add_argument("--help_all", action="store_true", help=text)
-            self.short_help.epilog = (
-                "All arguments of the library's TrainingArguments are accepted too; --help_all lists them."
-            )
+            text = "All arguments of the library's TrainingArguments are accepted too; --help_all lists them."
+            self.short_help.epilog = text
         self.add_argument("--help", "-h", action=_ShortHelp, help="Show our arguments, then exit.")
         self.add_argument("--help_all", action="help", help="Show all arguments, then exit.")
 
@@ -58,8 +54,6 @@ class CommandParser(Parser, HfArgumentParser):
                     self.set_defaults(**dataclass_type.defaults_of(self.parse_known_args(args)[0]))
             *parsed, _, rest = super().parse_args_into_dataclasses(args, return_remaining_strings=True, **kwargs)
         except correctable() as error:
-            if os.environ.get("NEOBERT_TRACEBACK") == "1":
-                raise
             self.error(one_line(error))
         if rest:
             self.error(f"unknown argument {rest[0]}")
@@ -82,9 +76,8 @@ def _add_help(parser: argparse.ArgumentParser, dataclass_type: type) -> bool:
     classes = [base for base in reversed(dataclass_type.__mro__) if is_dataclass(base)]
     # a field that is declared again without a text keeps the text of the library
     texts = {item.name: item.metadata["help"] for base in classes for item in fields(base) if item.metadata.get("help")}
-    ours = {
-        name for base in classes if base.__module__.split(".")[0] not in LIBRARIES for name in get_annotations(base)
-    }
+    own = [base for base in classes if base.__module__.split(".")[0] not in LIBRARIES]
+    ours = {name for base in own for name in get_annotations(base)}
     types = get_type_hints(dataclass_type)
     group = parser.add_argument_group((dataclass_type.__doc__ or "").partition("\n")[0].partition(".")[0])
     for item in fields(dataclass_type):

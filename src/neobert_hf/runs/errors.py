@@ -15,7 +15,12 @@ from ..files.texts import printable
 
 
 def correctable() -> tuple[type[BaseException], ...]:
-    """Return the errors that a user can correct: a value, a file, a missing package, a loss that is not finite, little memory."""
+    """Return the errors that a user can correct: a value, a file, a missing package, a loss that is not finite, little memory.
+
+    There are none if the user asks for tracebacks.
+    """
+    if os.environ.get("NEOBERT_TRACEBACK") == "1":
+        return ()
     of_torch = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)  # only what has imported torch raises it
     return (ValueError, OSError, ImportError, FloatingPointError, *filter(None, [of_torch]))
 
@@ -37,8 +42,6 @@ def run_command(prog: str, command: Callable[..., Any], *args: Any, extra: str =
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the output once more at exit
         raise SystemExit(141) from None  # status of a process that SIGPIPE ends
     except correctable() as error:
-        if os.environ.get("NEOBERT_TRACEBACK") == "1":
-            raise
         raise SystemExit(f"{prog}: {one_line(error, extra)}") from error  # Python prints it and ends with status 1
 
 

@@ -149,10 +149,8 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
         checkpoint = Path(resume_from_checkpoint)
         check_checkpoint(checkpoint, exactly)
     if written and (checkpoint is None or checkpoint.parent.resolve() != folder.resolve()):
-        raise FileExistsError(
-            f"{folder} holds {written[0].name} and no resume from this folder was requested; give "
-            "resume_from_checkpoint=last to resume from it, or another output_dir"
-        )
+        fault = f"{folder} holds {written[0].name} and no resume from this folder was requested"
+        raise FileExistsError(f"{fault}; give resume_from_checkpoint=last to resume from it, or another output_dir")
     held = files_of_model(folder)
     if not _is_of_run(folder, run):  # which was killed before its first checkpoint
         held += [name for name in (METRICS, RUN) if (folder / name).exists()]
@@ -161,9 +159,8 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
         if not is_generated(card):
             check_target(card, CARD_WRITER, way_out=CARD_IS_EDITED)
     elif held:
-        raise FileExistsError(
-            f"{folder} holds {held[0]}, which the trained model would replace; give another output_dir, or remove the file"
-        )
+        fault = f"{folder} holds {held[0]}, which the trained model would replace"
+        raise FileExistsError(f"{fault}; give another output_dir, or remove the file")
     if checkpoint is not None:
         _check_run(checkpoint, run, exactly)
     folder.mkdir(parents=True, exist_ok=True)
@@ -215,9 +212,8 @@ def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: Re
         FileExistsError: The folder holds checkpoints of another run.
         ValueError: A checkpoint is damaged or belongs to another run.
     """
-    checkpoint = begin_or_resume(
-        training.output_dir, run, training.resume_from_checkpoint, exactly=not training.resume_inexactly
-    )
+    exactly = not training.resume_inexactly
+    checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
     trainer = make_trainer(checkpoint)
     signals = SaveOnTerminate()
     if not training.save_only_model:  # otherwise no checkpoint can be resumed

@@ -95,11 +95,8 @@ def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int =
         is_exact: Whether the files hold everything that an exact resume needs.
         num_processes: Number of training processes; the checkpoint holds the random state of each.
     """
-    files = {
-        path.relative_to(checkpoint).as_posix(): path.stat().st_size
-        for path in sorted(checkpoint.rglob("*"))
-        if path.is_file() and not path.name.startswith(MANIFEST)
-    }
+    paths = sorted(path for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith(MANIFEST))
+    files = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in paths}
     manifest = {"is_exact": is_exact, "num_processes": num_processes, "files": files}
     write_json(checkpoint / MANIFEST, manifest, what_is_left(checkpoint.parent))
     (checkpoint / UNFINISHED).unlink(missing_ok=True)

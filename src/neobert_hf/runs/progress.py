@@ -4,20 +4,20 @@ import logging
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from statistics import fmean
 
 from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from huggingface_hub.utils import enable_progress_bars as enable_downloads
 from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerCallback
+from transformers.modeling_utils import logger
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from ..files.messages import say
 
 NOT_SHOWN = ("_runtime", "_per_second", "_time", "_trivial_masked_accuracy")
 MOST_SCORES = 5  # in a line; an evaluation of a search has thirty
-LOADER = "transformers.modeling_utils"
 # Reports of transformers 5 and 4 on weights, and a name in them that is not of a head.
 REPORT = re.compile("LOAD REPORT|newly initialized|were not used when initializing")
 HEADS = r"(?:classifier|dense|decoder|score|qa_outputs|lm_head|head|cls|(?:\w+\.)?pooler)\."
@@ -84,20 +84,18 @@ def without_bars(is_head_new: bool = False) -> Iterator[None]:
     Args:
         is_head_new: Also leave out the report on the weights of a head; it stays if it names a weight of the encoder.
     """
-    are_shown, logger = (is_progress_bar_enabled(), not are_progress_bars_disabled()), logging.getLogger(LOADER)
-    disable_progress_bar()
-    disable_progress_bars()
-    if are_shown[0]:
-        enable_downloads()  # transformers disables them too
-    if is_head_new:
-        logger.addFilter(_is_told)
-    try:
+    with ExitStack() as before:
+        if is_progress_bar_enabled():
+            before.callback(enable_progress_bar)
+            disable_progress_bar()
+            enable_downloads()  # transformers disables them too
+        if not are_progress_bars_disabled():
+            before.callback(enable_progress_bars)
+            disable_progress_bars()
+        if is_head_new:
+            before.callback(logger.removeFilter, _is_told)
+            logger.addFilter(_is_told)
         yield
-    finally:
-        logger.removeFilter(_is_told)
-        for is_shown, enable in zip(are_shown, (enable_progress_bar, enable_progress_bars)):
-            if is_shown:
-                enable()
 
 
 def _is_told(record: logging.LogRecord) -> bool:
