@@ -10,13 +10,13 @@ SRC = ROOT / "src/neobert_hf"
 # Lines of code at most: without docstrings, comments, blank lines and imports.
 CODE = {
     "model": 2104,
-    "files": 769,
+    "files": 765,
     "runs": 666,
     "pretraining": 1922,
     "finetuning": 1738,
     "embeddings": 996,
     "hub": 1114,
-    "export": 826,
+    "export": 825,
     "cli and __init__": 300,
 }
 TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_460, 5_537, 20, 60

@@ -117,9 +117,8 @@ class Documents(Sequence):
             ValueError: No document would be left to train on, or none would be held out.
         """
         if not 0 < num_held_out < len(self):
-            raise ValueError(
-                f"num_held_out={num_held_out} of {len(self)} documents; give num_held_out from 1 to less than all"
-            )
+            remedy = "choose a smaller num_held_out, or give more documents; in .txt, blank lines or sample_by=line divide them"
+            raise ValueError(f"num_held_out={num_held_out} of {len(self)} documents; {remedy}")
         numbers = np.sort(Permutation(len(self), seed, HELD_OUT)(np.arange(num_held_out)))
         return Selection(self, 0, numbers), Subset(self, numbers)
 
