@@ -31,14 +31,14 @@ from transformers.hf_argparser import HfArg
 
 from neobert_hf.embeddings import open_embedding_model
 from neobert_hf.embeddings.models import HEAD, has_head, num_truncated
+from neobert_hf.files import content_hash
 from neobert_hf.files.messages import say
 from neobert_hf.files.texts import beginning
-from neobert_hf.files.writing import content_hash
-from neobert_hf.finetuning.classifier import Classifier
+from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts
 from neobert_hf.finetuning.head import choose_strength, fit_linear
 from neobert_hf.finetuning.job import all_or_nothing, check_finite, told, training_arguments
 from neobert_hf.finetuning.rows import Checked, given_names
-from neobert_hf.finetuning.texts import SINGLE, LabelledTextArguments, read_labelled_texts, text_classes
+from neobert_hf.finetuning.texts import SINGLE, text_classes
 from neobert_hf.hub import write_card
 from neobert_hf.runs import (
     MINI_MODEL_PATH,
