@@ -202,7 +202,7 @@ def _as_markdown(file: Path, encoding: str | None) -> str:
     except FileConversionException as error:
         cause, kind = error.attempts[0].exc_info[1], file.suffix[1:].upper()
         if isinstance(cause, MissingDependencyException):
-            raise ImportError(f"{file} needs a package for {kind}; pip install -e '.[documents]'") from error
+            raise ImportError(f"{file} needs a package for {kind}; pip install 'neobert_hf[documents]'") from error
         is_encrypted = "Password" in type(cause).__name__
         fault = "encrypted; save it without a password" if is_encrypted else f"a broken {kind} ({cause}); get it again"
         raise ValueError(f"{file} is {fault}") from error
