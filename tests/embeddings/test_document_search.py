@@ -715,7 +715,7 @@ def test_without_markitdown_or_one_of_its_packages_one_line_says_how_to_install_
     write_pdf(notes / "a.pdf", "the fox")
     with monkeypatch.context() as patch:
         patch.setattr(markitdown.converters.PdfConverter, "convert", convert)
-        with pytest.raises(ImportError, match=r"a.pdf needs a package for PDF; pip install -e '.\[documents\]'$"):
+        with pytest.raises(ImportError, match=r"a.pdf needs a package for PDF; pip install 'neobert_hf\[documents\]'$"):
             open_search(notes / "a.pdf", model)
     monkeypatch.setitem(sys.modules, "markitdown", None)
     (problem,) = open_search(notes, model).problems
