@@ -165,12 +165,10 @@ def main():
     )
     if unknown := set(arguments.steps) - set(STEPS):
         raise SystemExit(f"--steps: {', '.join(sorted(unknown))} is not one of {', '.join(STEPS)}")
-    names = ("ours", "ours-prepacked")
-    models = {
-        name: build(name, DTYPES[arguments.dtype], arguments.device, 4096, arguments.num_layers) for name in names
-    }
+    ours = build("ours", DTYPES[arguments.dtype], arguments.device, 4096, arguments.num_layers)
+    models = {"ours": ours, "ours-prepacked": inference_copy(ours, cuda_graphs=False)}
     if arguments.device == "cuda":
-        models["ours-graphs"] = inference_copy(models["ours"], cuda_graphs=True)
+        models["ours-graphs"] = inference_copy(ours)
     with torch.inference_mode():
         rows = [row for step in arguments.steps for row in STEPS[step](models, arguments)]
     finish("gpu_fast_path", rows, arguments)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src/neobert_hf"
 # Lines of code at most: without docstrings, comments, blank lines and imports.
 CODE = {
-    "model": 2104,
+    "model": 2100,
     "files": 765,
     "runs": 666,
     "pretraining": 1922,

@@ -185,7 +185,7 @@ def test_an_inference_copy_agrees_with_the_oracle_when_it_captures_and_when_it_r
     """Padded: two forwards of other tokens in between, which run the same CUDA graph if attention allows one."""
     config, weights, folder = wide_checkpoint
     model = load(folder, "auto", dtype)
-    copied, padded = inference_copy(model, cuda_graphs=True), inputs[1]
+    copied, padded = inference_copy(model), inputs[1]
     real = padded["attention_mask"].bool()
     documents = [row[mask].cpu().numpy() for row, mask in zip(padded["input_ids"], real)]
     oracle = Oracle(weights, config)
@@ -205,7 +205,7 @@ def test_an_inference_copy_agrees_with_the_oracle_when_it_captures_and_when_it_r
 def test_replays_follow_ids_boundaries_and_weights(wide_checkpoint):
     """60 ragged batches against the model, in half precision; the weights change in place after the half of them."""
     model = load(wide_checkpoint[2], "auto", best_dtype("cuda"))
-    copied = inference_copy(model, cuda_graphs=True)
+    copied = inference_copy(model)
     graphs = copied.model.run_blocks.graphs
     with torch.inference_mode():
         for seed in range(60):

@@ -198,10 +198,11 @@ def test_a_backend_that_is_not_installed_is_refused_on_load(checkpoint, name, er
         AutoModel.from_pretrained(checkpoint, attn_implementation=name)
 
 
+# The import of xformers only warns.
 DAMAGED = {
-    "flash_attention_2": ("flash_attn", "flash_attn_2_cuda.so: undefined symbol: _ZN3c105Error"),
-    "flash_attention_3": ("flash_attn_interface", "libcudart.so.12: cannot open shared object file"),
-    "xformers": ("xformers", "xFormers was built for another torch"),
+    "flash_attention_2": ("flash_attn", OSError("flash_attn_2_cuda.so: undefined symbol: _ZN3c105Error")),
+    "flash_attention_3": ("flash_attn_interface", OSError("libcudart.so.12: cannot open shared object file")),
+    "xformers": ("xformers", ImportError("its kernels are of another torch or CUDA")),
 }
 
 
@@ -209,9 +210,11 @@ DAMAGED = {
 def test_a_package_that_was_built_for_another_torch_is_refused_if_named_and_passed_over_by_auto(
     name, tmp_path, no_choice_yet, monkeypatch, caplog
 ):
-    package, reason = DAMAGED[name]
+    package, error = DAMAGED[name]
     (tmp_path / package).mkdir()
-    (tmp_path / package / "__init__.py").write_text(f"raise OSError({reason!r})")
+    (tmp_path / package / "ops.py").touch()
+    source = "_has_cpp_library = False" if name == "xformers" else f"raise {error!r}"
+    (tmp_path / package / "__init__.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     for version in (2, 3, 4):
         found = lambda version=version: name == f"flash_attention_{version}"  # noqa: E731
@@ -221,9 +224,7 @@ def test_a_package_that_was_built_for_another_torch_is_refused_if_named_and_pass
     situation = Situation((HOPPER,), BFLOAT16, 64, is_packed=True)
     for head_dim in (64, 128):
         assert choose_backend("auto", situation._replace(head_dim=head_dim)) == best
-    message = (
-        f"{name!r} is installed, but does not load beside torch {torch.__version__}: OSError({reason!r}); uninstall it"
-    )
+    message = f"{name!r} is installed, but does not load beside torch {torch.__version__}: {error!r}; uninstall it"
     with pytest.raises(ImportError) as refused:
         choose_backend(name, situation)
     assert f"{message}, then: {BACKENDS[name].remedy}" in str(refused.value)

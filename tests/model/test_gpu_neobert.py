@@ -340,14 +340,13 @@ def test_regions_are_two_graphs_of_the_compiler_for_all_blocks_and_batches(graph
     assert counter.frame_count == 2
 
 
-def test_a_copy_on_a_gpu_has_compiled_blocks_and_graphs_only_on_request(tiny_config):
+def test_a_copy_has_compiled_blocks_and_graphs_on_a_gpu_only(tiny_config):
     for has_graphs in (False, True):
         encoder = NeoBERTModel(tiny_config)
         make_compiled(encoder, has_graphs)
         assert {type(block) for block in encoder.transformer_encoder} == {CompiledBlock}
         assert ("run_blocks" in vars(encoder)) == has_graphs
-    with pytest.raises(ValueError, match="but found NeoBERTAttention, NeoBERTBlock on cpu; omit it"):
-        inference_copy(NeoBERTModel(tiny_config), cuda_graphs=True)
+    assert "run_blocks" not in vars(inference_copy(NeoBERTModel(tiny_config), cuda_graphs=True))  # on a CPU
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
