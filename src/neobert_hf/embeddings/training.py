@@ -107,7 +107,7 @@ def train_and_record(
     """Evaluate the model, train or resume, save it, evaluate it again, and write the record of the training.
 
     Args:
-        trainer_class: A trainer of sentence-transformers with `PairTrainer`.
+        trainer_class: A trainer of sentence-transformers with `CheckedCheckpoints`.
         model: The model, which is trained.
         training: Training arguments, with `ResumeArguments`.
         sets: Rows by name.
