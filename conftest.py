@@ -32,6 +32,7 @@ import torch
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from safetensors.torch import load_file
 from tqdm import tqdm
+from transformers import AutoTokenizer
 
 import neobert_hf
 from neobert_hf.files.wordpiece import train_wordpiece
@@ -130,6 +131,36 @@ def new_encoder(folder, tokenizer, **sizes):
     neobert_hf.NeoBERTForMaskedLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def reranker_of_modules(folder, num_labels=1, **options):
+    """A cross-encoder of an encoder and modules of sentence-transformers: pooling, Dense, LayerNorm, Dense."""
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, Transformer
+
+    torch.manual_seed(0)
+    network = Transformer(str(folder))
+    width = network.get_embedding_dimension()
+    dense = Dense(width, width, bias=False, activation_function=torch.nn.GELU())
+    scores = Dense(width, num_labels, activation_function=torch.nn.Identity(), module_output_name="scores")
+    modules = [network, Pooling(width, "mean"), dense, LayerNorm(width), scores]
+    return CrossEncoder(modules=modules, device="cpu", **options)
+
+
+@torch.no_grad()
+def logits_of_modules(folder, pairs, max_length):
+    """Logits (pairs, labels) of a saved `reranker_of_modules` in float64, by the numbers in its files."""
+    network = neobert_hf.NeoBERTModel.from_pretrained(folder).double().eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    parts = [load_file(folder / f"{part}/model.safetensors") for part in ("2_Dense", "3_LayerNorm", "4_Dense")]
+    dense, norm, last = ({name: value.double() for name, value in part.items()} for part in parts)
+    rows = []
+    for pair in pairs:
+        inputs = tokenizer(*pair, truncation=True, max_length=max_length, return_tensors="pt")
+        x = torch.nn.functional.gelu(network(**inputs).last_hidden_state[0].mean(0) @ dense["linear.weight"].T)
+        x = (x - x.mean()) / (x.var(correction=0) + 1e-5).sqrt() * norm["norm.weight"] + norm["norm.bias"]
+        rows.append(x @ last["linear.weight"].T + last["linear.bias"])
+    return torch.stack(rows).numpy()
 
 
 def packed_rows(documents, max_tokens, max_length=None, num_rows=None, **settings):

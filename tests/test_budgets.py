@@ -15,7 +15,7 @@ CODE = {
     "pretraining": 1922,
     "finetuning": 1738,
     "embeddings": 996,
-    "hub": 1114,
+    "hub": 1113,
     "export": 825,
     "cli and __init__": 300,
 }

@@ -1,10 +1,7 @@
 """sentence-transformers models give the numbers of a plain forward, and their folders load without the package."""
 
-import json
 import pickle
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -20,7 +17,6 @@ from neobert_hf.embeddings import (
     fingerprint,
     multi_vector_encoder,
     open_embedding_model,
-    open_reranker,
     sentence_transformer,
     sparse_encoder,
 )
@@ -94,40 +90,6 @@ def test_removing_padding_does_not_change_embeddings(folder):
     padded = sentence_transformer(folder)
     padded[0].model.config.unpad_inputs = False
     np.testing.assert_allclose(sentence_transformer(folder).encode(texts), padded.encode(texts), atol=1e-5)
-
-
-CLEAN = """
-import sys; sys.modules["neobert_hf"] = None
-import numpy as np
-from sentence_transformers import CrossEncoder, SentenceTransformer
-model = SentenceTransformer(sys.argv[1], trust_remote_code=True)
-reranker = CrossEncoder(sys.argv[2], trust_remote_code=True)
-for each in (model, reranker):
-    assert type(each[0].model).__module__.startswith("transformers_modules")
-assert model.prompts["query"] == "search: "
-vectors = model.encode(["the quick brown fox", "jumps"], prompt_name="query")
-np.savez(sys.argv[3], vectors=vectors, scores=reranker.predict([("the fox", "a red")]))
-"""
-
-
-@pytest.mark.slow
-def test_saved_folders_give_the_same_embeddings_and_scores_without_the_package(folder, tmp_path):
-    model = sentence_transformer(folder, prompts={"query": "search: "}, normalize=True)
-    model.save_pretrained(str(tmp_path / "saved"))
-    types = [module["type"] for module in json.loads((tmp_path / "saved/modules.json").read_text())]
-    assert len(types) == 3 and all(name.startswith("sentence_transformers.") for name in types)
-    expected = model.encode(["the quick brown fox", "jumps"], prompt_name="query")
-    np.testing.assert_allclose(np.linalg.norm(expected, axis=1), 1, atol=1e-6)
-    again = SentenceTransformer(str(tmp_path / "saved"))
-    np.testing.assert_array_equal(again.encode(["the quick brown fox", "jumps"], prompt_name="query"), expected)
-    reranker = open_reranker(folder)
-    reranker.save_pretrained(str(tmp_path / "reranker"))
-    folders = [str(tmp_path / name) for name in ("saved", "reranker", "out.npz")]
-    done = subprocess.run([sys.executable, "-I", "-c", CLEAN, *folders], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = np.load(tmp_path / "out.npz")
-    np.testing.assert_array_equal(found["vectors"], expected)
-    np.testing.assert_array_equal(found["scores"], reranker.predict([("the fox", "a red")]))
 
 
 def test_a_copy_for_another_process_gives_the_same_embeddings(folder):

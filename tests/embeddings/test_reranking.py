@@ -9,12 +9,16 @@ import pytest
 pytest.importorskip("sentence_transformers", reason="rerankers need sentence-transformers (pip install -e .[embed])")
 
 import train_reranker
-from conftest import new_encoder, run_main
+from conftest import logits_of_modules, new_encoder, reranker_of_modules, run_main
 from datasets import Dataset
+from safetensors.torch import load_file
+from scipy.special import expit
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from neobert_hf.embeddings import labelled_pairs, open_reranker, reranking_evaluator, reranking_loss
 from neobert_hf.files.wordpiece import train_wordpiece
+from neobert_hf.hub import examine
+from neobert_hf.runs import default_learning_rate
 
 TOPICS = ["fox", "dog", "house", "sea", "red", "warm", "old", "lazy"]
 OTHERS = ["the", "quick", "brown", "over", "and", "then", "it", "in", "by", "a"]
@@ -48,7 +52,7 @@ def test_negatives_are_the_most_similar_other_documents(folder):
     weight = reranking_loss(open_reranker(folder), {"set": labelled}).pos_weight
     assert weight == 3  # 90 negatives for 30 positives
     assert labelled_pairs(pairs, model, num_negatives=3)["train"].to_dict() == labelled.to_dict()  # a single set
-    with pytest.raises(ValueError, match="set has 3 columns; give pairs of question and answer"):
+    with pytest.raises(ValueError, match=r"set already has negatives \(negative_1\); mine for sets of pairs only"):
         labelled_pairs({"set": pairs.add_column("negative_1", ["fox"] * 30)}, model, 3)
     with pytest.raises(ValueError, match="set has no document that is wrong for a question; give more pairs"):
         labelled_pairs({"set": pairs.select([0])}, model, 3)
@@ -82,8 +86,31 @@ def test_a_pair_is_truncated_on_its_longer_side_and_padding_changes_no_score(fol
     np.testing.assert_allclose(reranker.predict(pairs), alone, atol=2e-6)
 
 
+def test_all_modules_of_a_reranker_are_trained_and_saved_and_a_run_resumes(folder, tmp_path):
+    reranker_of_modules(folder).save_pretrained(str(tmp_path / "start"))
+    pairs_of(48).to_csv(tmp_path / "faq.csv")
+    models = ["--model_name_or_path", tmp_path / "start", "--embedding_model", folder]
+    options = "--num_negatives 3 --held_out_share 0.2 --save_steps 2 --max_seq_length 8 --use_cpu"
+    command = ["--train_files", tmp_path / "faq.csv", "--output_dir", tmp_path / "run", *models, *options.split()]
+    run_main(train_reranker, *command)
+    files = [f"{part}/model.safetensors" for part in (".", "2_Dense", "3_LayerNorm", "4_Dense")]
+    start, end = ([load_file(tmp_path / name / file) for file in files] for name in ("start", "run"))
+    assert not any(values.equal(new[name]) for old, new in zip(start, end) for name, values in old.items())
+    reranker, pairs = open_reranker(str(tmp_path / "run")), [("the fox", "uno"), ("red " * 9, "dos " * 3)]
+    expected = expit(logits_of_modules(tmp_path / "run", pairs, max_length=8))[:, 0]
+    np.testing.assert_allclose(reranker.predict(pairs), expected, atol=2e-6)
+    assert examine(tmp_path / "run")["findings"] == [] and reranker.max_seq_length == 8
+    record = json.loads((tmp_path / "run/training.json").read_text())
+    assert record["settings"]["learning_rate"] == default_learning_rate(reranker.config)
+    (tmp_path / f"run/checkpoint-{record['settings']['steps']}/manifest.json").unlink()
+    run_main(train_reranker, *command, "--resume_from_checkpoint", "last")
+    assert json.loads((tmp_path / "run/training.json").read_text()) == record
+    for old, file in zip(end, files):
+        assert all(values.equal(old[name]) for name, values in load_file(tmp_path / "run" / file).items())
+
+
 @pytest.mark.slow
-def test_the_script_learns_writes_a_card_and_resumes(folder, tmp_path, monkeypatch):
+def test_the_script_learns_and_writes_a_card(folder, tmp_path, monkeypatch):
     """Each of eight words in a question has its own answer."""
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     rows = [{"Frage": f"{word} {other}", "Antwort": ANSWERS[i]} for other in OTHERS for i, word in enumerate(TOPICS)]
@@ -108,8 +135,3 @@ def test_the_script_learns_writes_a_card_and_resumes(folder, tmp_path, monkeypat
     assert f"- faq.csv: {num_trained} rows\n" in card and f"found {7 * num_trained} wrong answers" in card
     assert card.count("| nDCG@10 |") == 1 and "base_" not in card
     assert CrossEncoder(str(tmp_path / "run")).predict([("the fox", "uno")]).shape == (1,)
-
-    steps = max(int(path.name.split("-")[1]) for path in (tmp_path / "run").glob("checkpoint-*"))
-    (tmp_path / "run" / f"checkpoint-{steps}" / "manifest.json").unlink()
-    run_main(train_reranker, *command(tmp_path / "run", "--resume_from_checkpoint", "last"))
-    assert json.loads((tmp_path / "run/training.json").read_text()) == record

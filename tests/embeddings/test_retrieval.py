@@ -10,17 +10,7 @@ pytest.importorskip(
 from conftest import SENTENCE
 from datasets import Dataset
 
-from neobert_hf.embeddings import pairs_evaluator, pairs_evaluators, read_sets_of_pairs, sentence_transformer
-
-
-def test_validation_files_of_one_name_are_refused_since_their_metrics_would_have_one_name(tmp_path):
-    files = [tmp_path / name / "dev.jsonl" for name in "ab"]
-    for file in files:
-        file.parent.mkdir()
-        file.write_text('{"query": "a fox", "document": "it jumps"}\n')
-    with pytest.raises(ValueError, match="two files have the name dev"):
-        read_sets_of_pairs(map(str, files))
-    assert [evaluator.name for evaluator in pairs_evaluators(read_sets_of_pairs([str(files[0])]))] == ["dev"]
+from neobert_hf.embeddings import pairs_evaluator, pairs_evaluators, sentence_transformer
 
 
 def test_the_metrics_equal_those_computed_from_the_ranks(folder):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import serve
 import torch
-from conftest import SENTENCE, run_main
+from conftest import SENTENCE, reranker_of_modules, run_main
 from fastapi.testclient import TestClient
 from oracle import CONFIG
 from sentence_transformers import CrossEncoder, SentenceTransformer
@@ -105,6 +105,7 @@ def folders(tokenizer, tmp_path_factory):
     scores = save("scores", of_texts, num_labels=1)
     CrossEncoder(scores, device="cpu", **PROMPT).save_pretrained(scores)
     encoder = save("encoder", neobert_hf.NeoBERTModel, num_labels=3)
+    reranker_of_modules(encoder, **PROMPT).save_pretrained(str(parent / "modules"))
     vectors = neobert_hf.sentence_transformer(encoder, prompts=PROMPT["prompts"])
     vectors.default_prompt_name = "text"
     vectors.save_pretrained(str(parent / "vectors"))
@@ -184,8 +185,9 @@ def test_predict_gives_the_entities_of_the_pipeline(client_of, folders, is_expor
 
 
 @saved_and_exported
-def test_rerank_orders_texts_by_the_scores_of_the_cross_encoder(client_of, folders, is_exported):
-    client, model = client_of("scores", is_exported), CrossEncoder(str(folders / "scores"))
+@pytest.mark.parametrize("name", ["scores", "modules"])
+def test_rerank_orders_texts_by_the_scores_of_the_cross_encoder(client_of, folders, name, is_exported):
+    client, model = client_of(name, is_exported), CrossEncoder(str(folders / name))
     texts = ["a quick dog", "sleeps in a warm red house", "old sea"]
     for options, given in (({}, {}), ({"raw_scores": True}, {"activation_fn": torch.nn.Identity()})):
         scores = model.predict([("the fox", text) for text in texts], **given)

@@ -12,7 +12,7 @@ from pathlib import Path
 import build as script
 import pytest
 import torch
-from conftest import largest_file, run_main
+from conftest import largest_file, reranker_of_modules, run_main
 from finetune_few_shot import add_head
 from huggingface_hub import ModelCard
 from transformers import BertConfig, BertForMaskedLM
@@ -104,11 +104,14 @@ def test_a_build_that_fails_leaves_what_was_there(saved, tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------------- what can be published
 
 
-@pytest.mark.parametrize("kind", ["embedding", "classes", pytest.param("reranker", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["embedding", "classes", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("reranker", "modules"))]
+)
 def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and_a_card(saved, tmp_path, kind):
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    if kind == "reranker":
-        model = sentence_transformers.CrossEncoder(str(saved), num_labels=1)
+    if is_reranker := kind in ("reranker", "modules"):
+        make = sentence_transformers.CrossEncoder if kind == "reranker" else reranker_of_modules
+        model = make(str(saved), num_labels=1)
     else:
         model = sentence_transformer(str(saved), pooling="cls", prompts={"query": "find: "}, normalize=True)
     if kind == "classes":
@@ -118,11 +121,12 @@ def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and
     if kind == "embedding":  # one folder that embeds and fills masks, as that of the mini model
         NeoBERTForMaskedLM.from_pretrained(saved).save_pretrained(source)
     out = build(source, tmp_path / "hub", model_id="org/name", license="mit")
-    if kind == "reranker":  # tests/hub/test_verify.py has other kinds
-        assert verify(out)["ok"]
+    if is_reranker:  # tests/hub/test_verify.py has other kinds
+        wanted = model.predict([("one two", "three"), ("four", "five")])  # in another process without the package
+        assert verify(out)["embedding"]["first_values"] == pytest.approx(wanted.tolist(), abs=1e-5)
     again = type(model)(str(out))
-    compute = "predict" if kind == "reranker" else "encode"
-    texts = [["the fox", "a house"]] if kind == "reranker" else ["the fox"]
+    compute = "predict" if is_reranker else "encode"
+    texts = [["the fox", "a house"]] if is_reranker else ["the fox"]
     assert (getattr(again, compute)(texts) == getattr(model, compute)(texts)).all()
     card = (out / "README.md").read_text("utf-8")
     assert '"org/name", trust_remote_code=True)' in card and "license: mit" in card

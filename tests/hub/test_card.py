@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import reranker_of_modules
 from finetune_few_shot import add_head
 from huggingface_hub import EvalResult, InferenceClient, ModelCard
 from huggingface_hub.utils import validate_repo_id
@@ -41,7 +42,7 @@ HEADS = {
     "answers": ("NeoBERTForQuestionAnswering", {}),
     "choice": ("NeoBERTForMultipleChoice", {}),
 }
-EMBEDDERS = ("embedding", "sparse", "multi_vector", "few", "reranker")
+EMBEDDERS = ("embedding", "sparse", "multi_vector", "few", "reranker", "modules", "modules of 3 classes")
 KINDS = (*HEADS, "adapter", *EMBEDDERS)
 MINI = Path(neobert_hf.MINI_MODEL_PATH)
 TRAINING = {"hub_model_id": None, "license": "cc-by-4.0", "language": ["de"], "max_steps": -1}
@@ -66,6 +67,8 @@ def embedder(kind, checkpoint):
         return sparse_encoder(checkpoint)
     if kind == "multi_vector":
         return multi_vector_encoder(checkpoint)
+    if kind.startswith("modules"):
+        return reranker_of_modules(checkpoint, num_labels=3 if "3" in kind else 1)
     if kind == "reranker":
         return CrossEncoder(checkpoint, num_labels=1, model_kwargs={"ignore_mismatched_sizes": True})
     model = sentence_transformer(checkpoint)
@@ -115,6 +118,8 @@ def test_a_card_is_valid_and_short_and_says_how_the_model_was_trained(folder, ki
     assert "| train.csv, validation | F1 | 0.5 |" in text and "runtime" not in text
     assert "| learning\\_rate | 0.0003 |" in text and "Languages of its texts: de." in text
     assert all(isinstance(result, EvalResult) and result.task_type for result in card.data.eval_results)
+    what = {"modules": "says how well a text answers", "modules of 3 classes": "puts a text into one of 3 classes"}
+    assert what.get(kind, "") in text and ("class" in text) <= (kind != "modules")
     if kind != "adapter":  # whose base is a folder
         assert card.data.base_model == "org/ancestor" and "It was trained from org/ancestor." in text
 

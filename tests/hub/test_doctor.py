@@ -341,12 +341,10 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
     "modules that are a string": (embedding(write("modules.json", '"x"')), "refused: modules.json is no list"),
     "settings that are a list": (embedding(write("config_sentence_transformers.json", "[]")),
      "refused: is no JSON object"),
-    "an adapter without its base": (
-        lambda folder: (
-            save_file({"a": torch.ones(1)}, folder / "adapter_model.safetensors")
-            or write("adapter_config.json", "{}")(folder)
-        ),
-        "refused: names no base_model_name_or_path",
+    "an adapter without its base": (write("adapter_config.json", "{}"), "refused: names no base_model_name_or_path"),
+    "an adapter of a base that was moved": (
+        write("adapter_config.json", '{"task_type": "SEQ_CLS", "base_model_name_or_path": "runs/../no"}'),
+        "refused: runs/../no does not exist",
     ),
     "no list of modules": (embedding(write("modules.json", "[1]")), "refused: modules.json is no list"),
     "a module outside": (embedding(put_pooling_outside), "module-missing: outside the folder"),
@@ -405,6 +403,34 @@ def test_nothing_is_found_in_what_this_version_of_transformers_saves(
     assert report["num_parameters"] == sum(parameter.numel() for parameter in model.parameters())
 
 
+ADAPTERS = {  # head, options of PEFT's LoraConfig beside the matrices
+    "plain": ("SequenceClassification", {"task_type": "SEQ_CLS"}),
+    "without a task": ("SequenceClassification", {}),
+    "the wrong layer": ("SequenceClassification", {"task_type": "SEQ_CLS", "modules_to_save": ["model.layer_norm"]}),
+    "matrices of the head": ("SequenceClassification", {"task_type": "SEQ_CLS", "target_modules": "all-linear"}),
+    "whole": ("SequenceClassification", {"task_type": "SEQ_CLS", "modules_to_save": ["dense", "classifier"]}),
+    "tags": ("TokenClassification", {"task_type": "TOKEN_CLS"}),
+    "answers without a task": ("QuestionAnswering", {}),
+    "the head of its base": ("MaskedLM", {}),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_adapter_lacks_the_layers_that_are_random_again_at_each_opening(good, tmp_path, name):
+    peft = pytest.importorskip("peft", reason="it writes the adapter (pip install -e .[train])")
+    head, options = ADAPTERS[name]
+    start, folder = getattr(neobert_hf, f"NeoBERTFor{head}").from_pretrained, tmp_path / "adapter"
+    config = peft.LoraConfig(**{"target_modules": ["qkv"]} | options)
+    peft.get_peft_model(start(good), config).save_pretrained(folder)
+    first, second = (peft.PeftModel.from_pretrained(start(good), folder).state_dict() for _ in range(2))
+    random = {key for key, values in first.items() if key.endswith("weight") and not values.equal(second[key])}
+    lacking = {key.split(".")[2] for key in random if "original_module" not in key}
+    report = examine(folder)
+    found = {(finding["code"], finding["where"]) for finding in report["findings"]}
+    assert found == {("adapter-lacks", layer) for layer in lacking} and report["layout"] == "adapter"
+    assert bool(lacking) == (name not in ("whole", "tags", "the head of its base"))
+
+
 @pytest.mark.compat
 def test_nothing_is_found_in_the_mini_model_and_in_folders_of_sentence_transformers(good, tmp_path):
     pytest.importorskip("sentence_transformers", reason="it saves the folder (pip install -e .[embed])")
@@ -419,9 +445,7 @@ def test_the_published_layout_has_only_remarks_on_what_is_not_in_the_folder(name
     assert report["is_clean"] and codes(report, "remark") == {"code-missing", "tokenizer-missing"}
 
 
-def test_nothing_is_found_in_a_build_in_shards_a_contextual_and_a_quantized_model_and_an_adapter(
-    good, tokenizer, tmp_path
-):
+def test_nothing_is_found_in_a_build_in_shards_a_contextual_and_a_quantized_model(good, tokenizer, tmp_path):
     build(good, tmp_path / "published")
     NeoBERTForMaskedLM.from_pretrained(good).save_pretrained(tmp_path / "published in shards", max_shard_size="20kB")
     tokenizer.save_pretrained(tmp_path / "published in shards")
@@ -433,10 +457,6 @@ def test_nothing_is_found_in_a_build_in_shards_a_contextual_and_a_quantized_mode
     }
     for name, change in changes.items():
         change(shutil.copytree(good, tmp_path / name))
-    (tmp_path / "adapter").mkdir()
-    weight = {"base_model.model.model.wo.lora_A.weight": torch.ones(2, 2)}
-    save_file(weight, tmp_path / "adapter/adapter_model.safetensors")
-    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
     for folder in tmp_path.iterdir():
         report = examine(folder)
         assert report["findings"] == [] and report["layout"] == folder.name.split()[0], report["findings"]

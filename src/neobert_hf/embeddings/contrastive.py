@@ -25,11 +25,11 @@ from torch.utils.data import BatchSampler, ConcatDataset
 from transformers.hf_argparser import HfArg
 
 from ..files.texts import as_list
-from ..runs import CheckedCheckpoints, ResumeArguments
+from ..runs import ResumeArguments
 from .models import warn_of_truncated
 from .pairs import Sets, as_sets, read_yaml, texts_of
 from .retrieval import pairs_evaluators
-from .training import PairArguments, train_and_record
+from .training import PairArguments, PairTrainer, train_and_record
 
 TEMPERATURE = 0.07  # paper, appendix D.2
 NEXT_PASS = 1_000_003  # added to a sampler's epoch, which seeds the row order, for each new pass over its dataset
@@ -155,8 +155,8 @@ class ContrastiveTrainingArguments(ResumeArguments, SentenceTransformerTrainingA
     save_steps: int = 500
 
 
-class ContrastiveTrainer(CheckedCheckpoints, SentenceTransformerTrainer):
-    """sentence-transformers' trainer with a manifest in each checkpoint."""
+class ContrastiveTrainer(PairTrainer, SentenceTransformerTrainer):
+    """sentence-transformers' trainer with a manifest in each checkpoint; it does not train weights of words."""
 
 
 def read_prompts(arguments: ContrastiveArguments, sets: Mapping[str, Dataset]) -> dict[str, str]:
@@ -177,7 +177,7 @@ def read_prompts(arguments: ContrastiveArguments, sets: Mapping[str, Dataset]) -
 
 
 def mine_negatives(
-    sets: Sets, prompts: dict[str, str], model: SentenceTransformer, num_negatives: int, sides: str = "both"
+    sets: Sets, prompts: dict[str, str], model: SentenceTransformer, num_negatives: int, sides: str = "both", **options
 ) -> DatasetDict:
     """Add to each pair the most similar other documents of its set as hard negatives.
 
@@ -189,17 +189,18 @@ def mine_negatives(
         model: Embedding model that ranks the documents.
         num_negatives: Number of negatives for each pair.
         sides: "both" puts the prompt before documents too, "query" before queries only.
+        options: Other arguments of sentence-transformers' `mine_hard_negatives`.
 
     Raises:
         ValueError: A set already has negatives, which mining would discard.
     """
-    mined = DatasetDict()
+    mined, options = DatasetDict(), {"output_format": "n-tuple", "num_negatives": num_negatives} | options
     for name, rows in as_sets(sets, "train").items():
         if negatives := rows.column_names[2:]:
             raise ValueError(f"{name} already has negatives ({', '.join(negatives)}); mine for sets of pairs only")
-        options = {"query_prompt": prompts.get(name), "corpus_prompt": prompts.get(name) if sides == "both" else None}
+        options |= {"query_prompt": prompts.get(name), "corpus_prompt": prompts.get(name) if sides == "both" else None}
         warn_of_truncated(model, f"negatives of {name}", texts_of(rows, prompts.get(name, ""), sides))
-        mined[name] = mine_hard_negatives(rows, model, num_negatives=num_negatives, output_format="n-tuple", **options)
+        mined[name] = mine_hard_negatives(rows, model, **options)
     return mined
 
 
@@ -243,8 +244,7 @@ def set_sampling(
         ValueError: `max_steps` is not positive.
     """
     if training.max_steps < 1:
-        fault = f"max_steps={training.max_steps}, but a run over sampled datasets has no epochs"
-        raise ValueError(f"{fault}; give max_steps of at least 1")
+        raise ValueError(f"max_steps={training.max_steps}, but sampled datasets have no epochs; give at least 1 step")
     world = training.world_size
     training.multi_dataset_batch_sampler = partial(
         SizeExponentBatchSampler,

@@ -171,8 +171,7 @@ def open_embedding_model(name: str, revision: str | None = None, **options) -> S
     if kind not in (None, "SentenceTransformer"):
         kind = printable(str(kind))
         fault = f"{name} holds a {kind}, which gives no single vector for each text"
-        remedy = f"open it in Python with sentence_transformers.{kind}, or choose one that SentenceTransformer saved"
-        raise ValueError(f"{fault}; {remedy}")
+        raise ValueError(f"{fault}; open it by sentence_transformers.{kind}, or choose one of SentenceTransformer")
     model = SentenceTransformer(name, revision=revision, **options)
     adopt(model[0], name)
     return model
@@ -219,19 +218,21 @@ def role_of(folder: Path, config: PretrainedConfig) -> Literal["embedding", "cla
 
     Args:
         folder: The folder.
-        config: Config of its encoder.
+        config: Config of its encoder, which gets the number of scores if a cross-encoder ends with a layer of its own.
 
     Raises:
         ValueError: A JSON file of the folder is damaged.
     """
     kind, modules = read_kind(folder), read_modules(folder)
+    file = folder / (modules[-1][0] if modules else "") / "config.json"
+    settings = read_json(file) if file.is_file() else {}
     if kind == "CrossEncoder":
+        config.num_labels = settings.get("out_features", config.num_labels)
         return "score" if config.num_labels == 1 else "classes"
     if not modules:
         return "embedding" if kind else None
-    file = folder / modules[-1][0] / "config.json"
     names = [(each.get("name", ""), each["type"].rpartition(".")[2]) for each in read_json(folder / "modules.json")]
-    return "classes" if _is_head(names, read_json(file) if file.is_file() else {}, config) else "embedding"
+    return "classes" if _is_head(names, settings, config) else "embedding"
 
 
 def has_head(model: SentenceTransformer) -> bool:

@@ -16,17 +16,18 @@ from sentence_transformers import (
 )
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
-from sentence_transformers.util import mine_hard_negatives, semantic_search
+from sentence_transformers.util import semantic_search
 from transformers.hf_argparser import HfArg
 
 from ..files.messages import say
 from ..files.modules import check_modules_of
 from ..files.trust import keep_known_settings
-from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, ResumeArguments, default_learning_rate
+from ..runs import MINI_MODEL_PATH, ResumeArguments, default_learning_rate
 from ..runs.progress import without_bars
+from .contrastive import mine_negatives
 from .models import warn_of_truncated
-from .pairs import Sets, as_sets, texts_of
-from .training import PairArguments, train_and_record
+from .pairs import Sets, as_sets
+from .training import PairArguments, PairTrainer, train_and_record
 
 
 @dataclass
@@ -50,8 +51,8 @@ class RerankerTrainingArguments(ResumeArguments, CrossEncoderTrainingArguments):
     save_steps: float = 500
 
 
-class RerankerTrainer(CheckedCheckpoints, CrossEncoderTrainer):
-    """sentence-transformers' trainer with a manifest in each checkpoint."""
+class RerankerTrainer(PairTrainer, CrossEncoderTrainer):
+    """sentence-transformers' trainer with a manifest in each checkpoint; it does not train weights of words."""
 
 
 def open_reranker(name: str, max_seq_length: int | None = None) -> CrossEncoder:
@@ -85,15 +86,9 @@ def labelled_pairs(sets: Sets, model: SentenceTransformer, num_negatives: int) -
     Raises:
         ValueError: A set has negatives of its own, or no document beside the right ones.
     """
-    labelled = DatasetDict()
-    for name, rows in as_sets(sets, "train").items():
-        if len(rows.column_names) > 2:
-            raise ValueError(f"{name} has {len(rows.column_names)} columns; give pairs of question and answer alone")
-        warn_of_truncated(model, f"negatives of {name}", texts_of(rows))
-        options = {"num_negatives": num_negatives, "output_format": "labeled-pair", "verbose": False}
-        labelled[name] = mine_hard_negatives(rows, model, **options)
-        if all(labelled[name]["label"]):
-            raise ValueError(f"{name} has no document that is wrong for a question; give more pairs")
+    labelled = mine_negatives(sets, {}, model, num_negatives, output_format="labeled-pair", verbose=False)
+    if right := [name for name, rows in labelled.items() if all(rows["label"])]:
+        raise ValueError(f"{right[0]} has no document that is wrong for a question; give more pairs")
     return labelled
 
 

@@ -14,12 +14,21 @@ import torch
 from datasets import Dataset, DatasetDict
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.base.trainer import BaseTrainer
+from sentence_transformers.sentence_transformer.modules import WordWeights
 from transformers.hf_argparser import HfArg
 
 from ..files.messages import say
 from ..files.texts import as_list, check_leaves_tokens
 from ..files.writing import content_hash, file_hash, keeping, saving
-from ..runs import MINI_MODEL_PATH, curve_of, lock_run, train_or_resume, tune_allocator, write_record
+from ..runs import (
+    MINI_MODEL_PATH,
+    CheckedCheckpoints,
+    curve_of,
+    lock_run,
+    train_or_resume,
+    tune_allocator,
+    write_record,
+)
 from ..runs.manifests import what_is_left
 from ..runs.progress import without_bars
 from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
@@ -54,6 +63,19 @@ class PairArguments:
         check_leaves_tokens(self.max_seq_length)
         self.train_files = as_list(self.train_files) or None
         self.validation_files = as_list(self.validation_files) or None
+
+
+class PairTrainer(CheckedCheckpoints):
+    """A trainer of sentence-transformers with a manifest in each checkpoint, which holds no trained weights of words.
+
+    `WordWeights` is opened from its settings, so a run that trained its weights would resume with those of the start.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        for module in self.model.modules():
+            if isinstance(module, WordWeights):
+                module.requires_grad_(False)
 
 
 def open_sets(arguments: PairArguments, seed: int) -> tuple[DatasetDict, DatasetDict]:

@@ -130,10 +130,7 @@ def load_model(folder: Path, source: str) -> PreTrainedModel:
         OSError: It cannot be read.
     """
     if (folder / "adapter_config.json").exists():
-        raise ValueError(
-            f"{source} holds an adapter; merge it into its model (PEFT's merge_and_unload), save the model, and build from "
-            "that folder"
-        )
+        raise ValueError(f"{source} holds an adapter; merge it into its model (merge_and_unload), save and build that")
     stored = read_config(folder)  # the class of another model may refuse this config before its type is known
     names, kind = stored.get("architectures") or ["NeoBERTForMaskedLM"], stored.get("model_type")
     model_class = class_of(names)

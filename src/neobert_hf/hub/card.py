@@ -26,9 +26,6 @@ from .layouts import FLOATS, read_header
 CARD = "README.md"
 UNKNOWN_LICENSE = "The licence is not known: ask the author before you use it."
 TEMPLATE = Path(__file__).with_name("card_template.md")
-SHOWN = 50  # classes or files on a card
-TEXT = ["Write a text of yours here."]
-PAIR = ["When does the office open?", "The office opens at nine and closes at five."]
 # By the end of an architecture's name: the task on the Hub, and what the model does. Another model is an encoder.
 TASKS = {
     "ForMaskedLM": ("fill-mask", "fills masks in texts"),
@@ -118,24 +115,18 @@ def write_card(
         model_name=name.split("/")[-1] if results else None,
         eval_results=results or None,
     )
-    is_pair = record.get("is_pair") or values["task"] == "question-answering"
     card = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
         **values,
-        license=data.license,
-        language=data.language,
         model_id=name,
-        title=name.split("/")[-1],
         start=start,
-        texts=list(example or (PAIR if is_pair else TEXT)),
+        example=example,
         record=record,
         scores=scores,
-        shown=SHOWN,
         unknown_license=UNKNOWN_LICENSE,
         python=python,
         markdown=markdown,
-        number="{:,}".format,
     )
     if is_generated(folder / CARD):
         (folder / CARD).unlink()
@@ -173,10 +164,10 @@ def _describe(folder: Path) -> dict[str, Any]:
     config, tokenizer = AutoConfig.from_pretrained(base or folder), AutoTokenizer.from_pretrained(folder)
     name = "ForSequenceClassification" if base else (config.architectures or [""])[0]
     task, does = next((found for end, found in TASKS.items() if name.endswith(end)), ENCODER)
+    role = kind and role_of(folder, config)
     problem_type, labels = config.problem_type, [config.id2label[i] for i in range(config.num_labels)]
     if base:
         problem_type, labels = labels_of_adapter(folder)
-    role = kind and role_of(folder, config)
     if role == "classes":
         task = "text-classification"
     elif role and kind:
@@ -186,7 +177,6 @@ def _describe(folder: Path) -> dict[str, Any]:
             "regression": "predicts a number for a text",
             "multi_label_classification": f"says which of {len(labels)} classes a text has",
         }.get(problem_type, f"puts a text into one of {len(labels)} classes")
-    numbers, dtype = _count_parameters(folder)
     return {
         "task": task,
         "does": does,
@@ -196,12 +186,8 @@ def _describe(folder: Path) -> dict[str, Any]:
         "labels": labels if task in ("text-classification", "token-classification") else [],
         "problem_type": problem_type,
         "config": config,
-        "is_neobert": "neobert" in config.model_type,
-        "swiglu_width": getattr(config, "swiglu_width", None),
-        "max_length": min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", math.inf)),
-        "mask_token": tokenizer.mask_token,
-        "num_parameters": numbers,
-        "dtype": dtype,
+        "tokenizer": tokenizer,
+        "size": _count_parameters(folder),
     }
 
 

@@ -61,6 +61,12 @@ OWN_CODE = Path(configuration_neobert.__file__).parent
 # A folder without weights is a checkpoint that lacks them if it has one of these files.
 MARKS = ("config.json", "modules.json", "adapter_config.json", WEIGHTS, INDEX)
 CONTEXTUAL = "contextual_neobert"  # the model type of contextual embedding models
+# The class of the model by the task of an adapter. Where its config gives no task, PEFT names the class.
+CLASSES_OF_PEFT = {
+    "SEQ_CLS": "NeoBERTForSequenceClassification",
+    "TOKEN_CLS": "NeoBERTForTokenClassification",
+    "QUESTION_ANS": "NeoBERTForQuestionAnswering",
+}
 # JSON files that a loader reads. Another damaged one is no error.
 LOADED = re.compile(r"(.*config|tokenizer|special_tokens_map|added_tokens|vocab|modules|.*\.index)\.json")
 IMPORT = re.compile(r"^\s*from \.(\w+)", re.MULTILINE)
@@ -96,11 +102,13 @@ class Subject:
         layout: Layout of the weights, or what else the folder is.
         shape: The checked config; None if it is missing or refused.
         model: The model; None if it is refused, or is not one that `from_pretrained` loads alone.
+        lost: As of `lost_layers`, for an adapter.
     """
 
     def __init__(self, source: str):
         self.source, self.folder = source, resolve(source, more=("*.py",))
         self.faults: dict[str, str] = {}
+        self.lost: list[str] = []
         self.shape: NeoBERTConfig | None = None
         self.attempt("links", check_links, self.folder)
         self.attempt("whole", read_kind, self.folder)
@@ -142,7 +150,7 @@ class Subject:
             Exception: The model is refused; or its tensors have other sizes or types, or its head is missing or another one.
         """
         if self.layout == "adapter":
-            read_base(self.folder)
+            self.lost = lost_layers(self.folder)
             return None
         if not self.config:
             missing = f"{self.main} has no config.json, so nothing knows its shape; copy that of the same model"
@@ -230,6 +238,25 @@ def describe(subject: Subject, code: str, where: str, *details: object) -> dict[
     return {"code": code.removeprefix("?"), "where": where, **texts, "severity": severity}
 
 
+def lost_layers(folder: Path) -> list[str]:
+    """Return the layers of the head that neither an adapter of PEFT nor its base model holds: each opening makes them anew.
+
+    Raises:
+        ValueError: The config of the adapter is damaged, or its base model is refused.
+        OSError: A file cannot be read.
+    """
+    base = read_base(folder)
+    settings: dict[str, Any] = read_json(folder / "adapter_config.json") if base else {}
+    named = (settings.get("auto_mapping") or {}).get("base_model_class", "")
+    model_class = class_of([CLASSES_OF_PEFT.get(settings.get("task_type", ""), named)])
+    if model_class is None:
+        return []
+    with quiet():
+        new = model_class.from_pretrained(resolve(str(base)), ignore_mismatched_sizes=True).new_layers
+    stored = {name for file in folder.glob("adapter_model.safetensors") for name in read_header(file)}
+    return [layer for layer in sorted(new if stored else ()) if f"base_model.model.{layer}.weight" not in stored]
+
+
 def listed(names: list[str]) -> str:
     """Return the first names, and how many there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -249,6 +276,7 @@ def check_loading(subject: Subject) -> Findings:
             yield "architecture", "config.json: architectures", names
         if unknown := sorted(subject.model.unused_tensors):
             yield "tensors-unknown", listed(unknown)
+    yield from (("adapter-lacks", layer) for layer in subject.lost)
 
 
 def check_values(subject: Subject) -> Findings:
@@ -363,9 +391,7 @@ def check_tokenizer(subject: Subject) -> Findings:
             check_vocabulary(opened, str(folder), vocab_size)
         words = (own or opened).get_vocab()
         if (last := max(words.values())) >= vocab_size or len({*words.values()}) < len(words):
-            raise ValueError(
-                f"its last token has the id {last} of {vocab_size} embeddings, or two of its tokens have one id"
-            )
+            raise ValueError(f"its last id is {last}, and there are {vocab_size} embeddings; or two tokens have one id")
     except ValueError as error:
         yield "tokenizer-vocabulary", where, one_line(error)
         return
