@@ -287,8 +287,8 @@ BAD_SOURCES = {  # what is done to the folder of a masked language model, and th
     "answers": (another("QuestionAnswering"), "no EuroBERT for question-answering; export to ONNX"),
     "multiple choice": (another("MultipleChoice"), "it names NeoBERTForMultipleChoice"),
     "other": (config_with(model_type="contextual_neobert", architectures=["ContextualNeoBERT"]), "ContextualNeoBERT"),
-    "sparse": (saved_by(neobert_hf.sparse_encoder), "holds a SparseEncoder"),
-    "multi-vector": (saved_by(neobert_hf.multi_vector_encoder), "holds a MultiVectorEncoder"),
+    "sparse": (saved_by(neobert_hf.sparse_encoder), "has no EuroBERT for sparse-encoder; export to ONNX"),
+    "multi-vector": (saved_by(neobert_hf.multi_vector_encoder), "has no EuroBERT for multi-vector; export to ONNX"),
     "adapter": (adapter, "merge it into its model"),
     "lost tensor": (
         tensor_with("model.transformer_encoder.1.wo.weight", lambda _: None),
