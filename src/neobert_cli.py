@@ -333,8 +333,8 @@ def export(parser: Parser) -> Run:
     add("--int8", action="store_true", help="Also write ONNX and OpenVINO files in int8.")
     add("--fp16", action="store_true", help="Also write an ONNX file in float16.")
     add("--dtype", choices=("f32", "f16", "q8_0"), default="f32", help="Numbers of the GGUF file.")
-    text = "What to export: feature-extraction, fill-mask, text-classification, token-classification, question-answering or "
-    text += "sentence-similarity. Default: that for which the model was saved."
+    text = "What to export: feature-extraction, fill-mask, text-classification, token-classification, sparse-encoder, "
+    text += "question-answering, multi-vector or sentence-similarity. Default: that for which the model was saved."
     add("--task", metavar="TASK", help=text)
 
     def run(**options) -> None:

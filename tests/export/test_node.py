@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import GOLDEN, SENTENCE
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from transformers import AutoTokenizer, pipeline
 
 from neobert_hf import (
@@ -17,7 +17,9 @@ from neobert_hf import (
     NeoBERTForQuestionAnswering,
     NeoBERTForSequenceClassification,
     NeoBERTForTokenClassification,
+    multi_vector_encoder,
     sentence_transformer,
+    sparse_encoder,
 )
 from neobert_hf.export import export_model
 from neobert_hf.export.graphs import TASKS
@@ -68,7 +70,9 @@ def sources(checkpoint, tokenizer, tmp_path_factory):
     NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(folder / "lm")
     tokenizer.save_pretrained(folder / "lm")
     sentence_transformer(str(folder / "lm"), prompts={}).save_pretrained(str(folder / "plain"))
-    ours = {name: folder / name for name in [*HEADS, "plain"]}
+    sparse_encoder(str(folder / "lm")).save_pretrained(str(folder / "sparse-encoder"))
+    multi_vector_encoder(str(folder / "lm")).save_pretrained(str(folder / "multi-vector"))
+    ours = {name: folder / name for name in [*HEADS, "plain", "sparse-encoder", "multi-vector"]}
     golden = {f"golden-{name}": GOLDEN / name for name in ("masked_lm", "classifier")}
     return {"mini": Path(MINI_MODEL_PATH), "mini-mlm": Path(MINI_MODEL_PATH), **ours, **golden}
 
@@ -140,6 +144,19 @@ def test_every_batch_gives_the_outputs_of_torch(name, sources, ask):
         real = slice(None) if task == "text-classification" else batch["attention_mask"] != 0
         for output in outputs:
             assert relative_error(np.asarray(found[output])[real], wanted[output].numpy()[real]) < FP32
+
+
+@pytest.mark.parametrize("name", ["sparse-encoder", "multi-vector"])
+def test_every_batch_gives_the_weights_or_vectors_of_sentence_transformers(name, sources, ask):
+    model = {"sparse-encoder": SparseEncoder, "multi-vector": MultiVectorEncoder}[name](
+        str(sources[name]), device="cpu"
+    )
+    batches = random_batches(model[0].config.vocab_size, 0, 64).values()
+    jobs = [{"model": name, "auto": "AutoModel", "dtype": "fp32", "inputs": rows_of(batch)} for batch in batches]
+    feature = "sentence_embedding" if name == "sparse-encoder" else "token_embeddings"
+    for batch, found in zip(batches, ask(*jobs)):
+        wanted = model({key: torch.from_numpy(values.copy()) for key, values in batch.items()})[feature]
+        assert relative_error(found[TASKS[name][1][0]], wanted.detach().numpy()) < FP32
 
 
 def rows_of(batch):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import onnxruntime
 import openvino
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
 from sentence_transformers.sentence_transformer.modules import Dropout, Pooling, WordWeights
 
 import neobert_cli
@@ -352,8 +354,9 @@ def without(name):
     return lambda folder, tokenizer: (folder / name).unlink()
 
 
-def sparse(folder, tokenizer):
-    neobert_hf.sparse_encoder(str(folder)).save_pretrained(str(folder))
+def sparse(folder, tokenizer, make=neobert_hf.sparse_encoder, more=()):
+    model = make(str(folder))
+    type(model)(modules=[*model, *more], device="cpu").save_pretrained(str(folder))
 
 
 MASKED_LM, CLASSIFIER = neobert_hf.NeoBERTForMaskedLM, neobert_hf.NeoBERTForSequenceClassification
@@ -380,7 +383,10 @@ BAD_SOURCES = {  # what is done to the folder of a masked language model, and th
     "other type": ([config_with(**BertConfig().to_dict())],
      "no config.json of a NeoBERT that can be exported, it names"),
     "multiple choice": ([another(neobert_hf.NeoBERTForMultipleChoice)], "MultipleChoice"),
-    "sparse": ([sparse], "holds a SparseEncoder"),
+    "sparse, then normalized": ([partial(sparse, more=[Normalize()])],
+     "has the modules Transformer, SpladePooling, Normalize; only a NeoBERT with one SpladePooling can be exported"),
+    "pooled tokens": ([partial(sparse, make=neobert_hf.multi_vector_encoder, more=[HierarchicalTokenPooling()])],
+     "HierarchicalTokenPooling; only a NeoBERT with one MultiVectorMask, Dense and Normalize can be exported"),
     "two poolings": ([chain("Pooling", "Pooling")], "only a NeoBERT with one Pooling"),
     "mean without prompts": ([chain("Pooling", include_prompt=False)], "include_prompt"),
     "reranker without pooling": ([reranker(Dense(32, 1, module_input_name="token_embeddings", **SCORES))],
@@ -448,6 +454,7 @@ def test_what_a_task_leaves_out_is_one_line(change, task, left_out, saved, token
     [
         ({"task": "text-classification"}, "lacks classifier, dense in the shapes of config.json"),
         ({"task": "translation"}, "not one of"),
+        ({"task": "sparse-encoder"}, "holds a SentenceTransformer, which gives no sparse_embedding and cannot be"),
         ({"to": ["tflite"]}, "tflite"),
         ({"to": []}, "not one or more of onnx, openvino, gguf"),
         ({"to": ["gguf"], "int8": True}, "int8 is for onnx and openvino files"),

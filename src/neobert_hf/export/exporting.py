@@ -16,9 +16,10 @@ from ..files.modules import SETTINGS
 from ..files.writing import check_target, new_folder, write_json, writing
 from ..hub.eurobert import open_twin, save_twin, twin_config, write_card_of_twin
 from ..hub.layouts import WEIGHTS, quiet
-from .graphs import EMBEDDING, LOADING, EmbeddingGraph, Graph, load_graph
+from ..model.modeling_neobert import AUTO_CLASSES
+from .graphs import EMBEDDING, LOADING, MULTI_VECTOR, TASKS, EmbeddingGraph, Graph, SearchGraph, load_graph
 from .onnx import write_int8, write_onnx, write_openvino
-from .onnx_model import FILES, open_graph
+from .onnx_model import FILES, QUERY, open_graph
 from .parity import Reference, torch_runner
 
 logger = logging.get_logger(__name__)
@@ -45,7 +46,7 @@ def export_model(
     """Write a folder that other runtimes read: ONNX, OpenVINO or GGUF files, or a EuroBERT; config and tokenizer.
 
     Args:
-        source: Folder or Hub id of a NeoBERT, with or without a head, or of an embedding model.
+        source: Folder or Hub id of a NeoBERT, with or without a head, or of a model of sentence-transformers.
         out: Folder to write, new or empty. It appears when it is complete and agrees with torch.
         to: Formats: "onnx", "openvino", "gguf"; or "eurobert" alone, the same network for transformers without code of this
             library.
@@ -195,16 +196,17 @@ def _write_settings(graph: Graph, folder: Path) -> None:
         write_json(folder / "special_tokens_map.json", tokenizer.special_tokens_map)  # fastembed reads it
     if graph.task == EMBEDDING:
         _write_modules(graph, folder)
+    elif isinstance(graph, SearchGraph):
+        _write_tasks(graph, folder)
     elif graph.prompts:
         write_json(folder / SETTINGS, graph.prompts)
-    config.architectures = [graph.architecture]
+    config.architectures = [AUTO_CLASSES[TASKS[graph.task][0]].__name__]  # by which other programs know the task
     with writing(folder / "config.json") as file:  # save_pretrained of the config would add code
         file.write(config.to_json_string().encode())
 
 
 def _write_modules(graph: EmbeddingGraph, folder: Path) -> None:
     """Write what sentence-transformers 3.4 to 6.2 and servers read beside a graph; weights and Dense are in the graph."""
-    import sentence_transformers
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     from ..embeddings.common_form import older_settings
@@ -219,14 +221,25 @@ def _write_modules(graph: EmbeddingGraph, folder: Path) -> None:
         ],
         "1_Pooling/config.json": older_settings(Pooling(chain.get_embedding_dimension(), graph.pooling_mode)),
         "sentence_bert_config.json": {"max_seq_length": graph.longest, "do_lower_case": False},
-        SETTINGS: {
-            "__version__": {"sentence_transformers": sentence_transformers.__version__},
-            "model_type": "SentenceTransformer",
-            "prompts": chain.prompts,
-            "default_prompt_name": chain.default_prompt_name,
-            "similarity_fn_name": chain.similarity_fn_name,
-        },
+        SETTINGS: chain._get_model_config() | {"truncate_dim": None},  # the graph cuts
     }
     (folder / "1_Pooling").mkdir()
     for name, content in settings.items():
         write_json(folder / name, content)
+
+
+def _write_tasks(graph: SearchGraph, folder: Path) -> None:
+    """Write what sentence-transformers says of queries and documents: prompts, lengths, expansion, and the weights of words.
+
+    There is no modules.json, by which other programs would pool the output of the graph once more.
+    """
+    chain, query = graph.chain, graph.query
+    write_json(folder / SETTINGS, chain._get_model_config())
+    if query is not None:
+        query.tokenizer.model_max_length = min(query.max_seq_length, 1 << 30)  # tokenizers count no further
+        query.save(str(folder / QUERY))
+    elif graph.task == MULTI_VECTOR:
+        settings = chain[0].get_config_dict()
+        if expansion := settings.get("query_expansion"):
+            expansion["token"] = expansion["token"] or chain.tokenizer.mask_token or chain.tokenizer.eos_token
+        write_json(folder / "sentence_bert_config.json", settings)

@@ -28,12 +28,13 @@ from ..hub.layouts import check_weights, class_of, quiet, read_config
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
 
 if TYPE_CHECKING:
-    from sentence_transformers import CrossEncoder, SentenceTransformer
+    from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
 logger = get_logger(__name__)
 
 EMBEDDING, CLASSIFICATION = "sentence-similarity", "text-classification"
-# Tasks as the Hub names them: the Auto class of the model, and the outputs of the graph.
+SPARSE, MULTI_VECTOR = "sparse-encoder", "multi-vector"
+# Tasks as the Hub names them, the last two by a tag: the Auto class of the model, and the outputs of the graph.
 TASKS = {
     "feature-extraction": ("AutoModel", ("last_hidden_state",)),
     "fill-mask": ("AutoModelForMaskedLM", ("logits",)),
@@ -41,6 +42,8 @@ TASKS = {
     "token-classification": ("AutoModelForTokenClassification", ("logits",)),
     "question-answering": ("AutoModelForQuestionAnswering", ("start_logits", "end_logits")),
     EMBEDDING: ("AutoModel", ("last_hidden_state", "sentence_embedding")),
+    SPARSE: ("AutoModelForMaskedLM", ("sparse_embedding",)),
+    MULTI_VECTOR: ("AutoModel", ("token_embeddings", "query_mask", "document_mask")),
 }
 LOADING = {"dtype": torch.float32, "ignore_mismatched_sizes": True}  # `check_weights` refuses such sizes in one line
 
@@ -68,11 +71,6 @@ class Graph(nn.Module):
         """Return the outputs in the order of `outputs`; the inputs are (B, L)."""
         found = self.model(input_ids=input_ids, attention_mask=attention_mask)
         return tuple(found[name].float() for name in self.outputs)
-
-    @property
-    def architecture(self) -> str:
-        """The class that config.json names, by which other programs know the task."""
-        return AUTO_CLASSES[TASKS[self.task][0]].__name__
 
     @property
     def longest(self) -> int:
@@ -136,11 +134,51 @@ class EmbeddingGraph(Graph):
         return states, embedding
 
 
+class SearchGraph(Graph):
+    """A sparse or a multi-vector model.
+
+    `sparse_embedding` is (B, V): for each token of the vocabulary the maximum, or the sum, of `SpladePooling` over a text.
+
+    `token_embeddings` is (B, L, D). Padding has states of zero, as of torch: a query may be expanded by it. `query_mask` and
+    `document_mask`, (B, L) of 0 and 1, are `MultiVectorMask`: the tokens that a score is made of.
+
+    Args:
+        chain: The model, on the CPU.
+        modules: Those of its modules that read documents.
+        query: The module that weighs the tokens of queries without inference, if the model has one.
+        task: "sparse-encoder" or "multi-vector".
+    """
+
+    def __init__(self, chain: SparseEncoder | MultiVectorEncoder, modules: list, query: nn.Module | None, task: str):
+        super().__init__(task, modules[0].model, modules[0].tokenizer)
+        self.chain, self.query, self.modules_after = chain, query, nn.ModuleList(modules[1:])
+        ids_1V = torch.arange(self.model.config.vocab_size)[None]
+        every_token = {"input_ids": ids_1V, "attention_mask": torch.ones_like(ids_1V)}
+        masks = [module for module in modules if type(module).__name__ == "MultiVectorMask"]
+        tables = [mask(dict(every_token), task) for mask in masks for task in ("query", "document")]
+        self.counted_V = [table["attention_mask"][0].long() for table in tables]  # 1 for a token that counts, by task
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the weights (B, V), or the vectors (B, L, D) and the masks (B, L); the inputs are (B, L)."""
+        found = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        is_real = attention_mask[..., None].float()
+        if self.task == SPARSE:
+            pooling, logits = self.modules_after[0], found.logits.float() * is_real
+            if pooling.pooling_strategy == "max":  # first: the functions keep the order, and have less to compute
+                logits = logits.amax(1, keepdim=True)
+            weights = logits.relu().log1p()
+            return ((weights.log1p() if pooling.activation_function == "log1p_relu" else weights).sum(1),)
+        vectors = {"token_embeddings": found.last_hidden_state.float() * is_real}
+        for module in self.modules_after:
+            vectors = module(vectors)  # a mask does nothing without input_ids
+        return vectors["token_embeddings"], *(counted_V[input_ids] * attention_mask for counted_V in self.counted_V)
+
+
 def load_graph(source: str | Path, task: str | None = None) -> Graph:
     """Load a model for the export, in float32 and on the CPU. What it returns is trusted: no file is opened after it.
 
     Args:
-        source: Folder or Hub id of a NeoBERT, or of an embedding model of sentence-transformers.
+        source: Folder or Hub id of a NeoBERT, or of a model of sentence-transformers.
         task: One of `TASKS`; by default that of the saved model.
 
     Raises:
@@ -161,7 +199,7 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
     names = read_config(folder).get("architectures") or [None]
     saved = class_of(names)
     is_chain = bool(modules[kind == "CrossEncoder" :])  # the model of a CrossEncoder may have its head
-    if task == EMBEDDING or (is_chain and task in (None, CLASSIFICATION)):
+    if task in (EMBEDDING, SPARSE, MULTI_VECTOR) or (is_chain and task in (None, CLASSIFICATION)):
         graph, modules = _load_chain(folder, kind, task), []
     else:
         graph = _load_model(folder, task or _task_of(saved, names[0], folder))
@@ -228,35 +266,40 @@ def _keep_scores(graph: Graph, folder: Path, kind: str) -> None:
     config.problem_type = types[name]
 
 
-def _load_chain(folder: Path, kind: str, task: str | None) -> EmbeddingGraph:
-    """Load an embedding model, a classifier or a reranker that a graph can hold, or a bare NeoBERT with mean pooling."""
-    from sentence_transformers import CrossEncoder
+def _load_chain(folder: Path, kind: str, task: str | None) -> EmbeddingGraph | SearchGraph:
+    """Load a model of sentence-transformers that a graph can hold, or a bare NeoBERT with mean pooling."""
+    from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 
     from ..embeddings.common_form import SentenceTransformer
 
-    classes = {"SentenceTransformer": SentenceTransformer, "CrossEncoder": CrossEncoder}
-    if kind not in classes or (kind == "CrossEncoder" and task == EMBEDDING):
-        raise ValueError(
-            f"{folder} holds a {printable(str(kind))}, which gives no single vector for each text and cannot be exported"
-        )
+    classes = {each.__name__: each for each in (SentenceTransformer, CrossEncoder, SparseEncoder, MultiVectorEncoder)}
+    only = {"CrossEncoder": CLASSIFICATION, "SparseEncoder": SPARSE, "MultiVectorEncoder": MULTI_VECTOR}.get(kind)
+    if kind not in classes or (task not in (None, only) if only else task in (SPARSE, MULTI_VECTOR)):
+        lack = TASKS[task][1][0] if task in (SPARSE, MULTI_VECTOR) else "single vector for each text"
+        raise ValueError(f"{folder} holds a {printable(str(kind))}, which gives no {lack} and cannot be exported")
     with quiet():
         chain = classes[kind](str(folder), device="cpu", model_kwargs=LOADING)
-    kinds = [type(module).__name__ for module in chain]
-    model_type = getattr(getattr(chain[0], "config", None), "model_type", kinds[0])
-    if model_type != "neobert" or kinds.count("Pooling") != 1:
-        raise ValueError(
-            f"{folder} begins with {model_type} and has the modules {', '.join(kinds)}; only a NeoBERT with one Pooling can be "
-            "exported"
-        )
-    if not chain[kinds.index("Pooling")].include_prompt:
+    modules, query, routes = list(chain), None, getattr(chain[0], "sub_modules", {})  # of a Router
+    if {*routes} == {"query", "document"} and type(routes["query"][0]).__name__ == "SparseStaticEmbedding":
+        modules, query = [*routes["document"], *modules[1:]], routes["query"][0]
+    kinds = [type(module).__name__ for module in modules]
+    model_type = getattr(getattr(modules[0], "config", None), "model_type", kinds[0])
+    needed = {SPARSE: "SpladePooling", MULTI_VECTOR: "MultiVectorMask"}.get(only or "", "Pooling")
+    further = {SPARSE: set(), MULTI_VECTOR: {"Dense", "Normalize"}}.get(only or "", {*kinds})
+    if model_type != "neobert" or kinds.count(needed) != 1 or not {*kinds[1:]} <= {needed, *further}:
+        rule = f"only a NeoBERT with one {needed}{', Dense and Normalize' * (only == MULTI_VECTOR)} can be exported"
+        raise ValueError(f"{folder} begins with {model_type} and has the modules {', '.join(kinds)}; {rule}")
+    if "Pooling" in kinds and not chain[kinds.index("Pooling")].include_prompt:
         raise ValueError(
             f"{folder} has include_prompt=False, and a graph does not know which tokens are of the prompt; train the model with "
             "include_prompt=True, or set it in the config.json of the pooling if the model has no prompts"
         )
-    if chain[0].processing_kwargs:
+    if modules[0].processing_kwargs:
         raise ValueError(f"{folder} has processing_kwargs, which only torch reads; set max_seq_length instead")
     has_classes = kind == "CrossEncoder" or has_head(chain)
     if task == CLASSIFICATION and not has_classes:
         raise ValueError(f"{folder} holds an embedding model without classes; leave out task, or export a classifier")
-    adopt(chain[0], folder)
+    adopt(modules[0], folder)
+    if only in (SPARSE, MULTI_VECTOR):
+        return SearchGraph(chain, modules, query, only)
     return EmbeddingGraph(chain, task or (CLASSIFICATION if has_classes else EMBEDDING))

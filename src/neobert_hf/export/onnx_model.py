@@ -1,12 +1,14 @@
 """An exported folder on ONNX Runtime or OpenVINO, without torch and transformers.
 
-`encode` is that of sentence-transformers; `predict` gives the results of the pipelines of transformers.
+`encode`, `encode_sparse` and `encode_multi_vector` are those of sentence-transformers; `predict` gives the results of the
+pipelines of transformers.
 """
 
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,15 +22,13 @@ Text = str | tuple[str, str]
 Arrays = dict[str, np.ndarray]
 Run = Callable[[Arrays], Arrays]  # inputs by name to outputs by name
 
+OPENVINO = "openvino/openvino_model.xml"
 # The file of each runtime and dtype. OpenVINO computes the file of float32 in bfloat16 where it is asked to.
 FILES = {
     "onnxruntime": {"fp32": "onnx/model.onnx", "fp16": "onnx/model_fp16.onnx", "int8": "onnx/model_quantized.onnx"},
-    "openvino": {
-        "fp32": "openvino/openvino_model.xml",
-        "bf16": "openvino/openvino_model.xml",
-        "int8": "openvino/openvino_model_qint8_quantized.xml",
-    },
+    "openvino": {"fp32": OPENVINO, "bf16": OPENVINO, "int8": "openvino/openvino_model_qint8_quantized.xml"},
 }
+QUERY = "query_0_SparseStaticEmbedding"  # folder of the weights of words in queries, named as in sentence-transformers
 
 
 class OnnxModel:
@@ -64,6 +64,8 @@ class OnnxModel:
         self.config = {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}} | self._read_json("config.json")
         settings = self._read_json("config_sentence_transformers.json")
         self.prompts: dict[str, str] = settings.get("prompts", {})
+        self.max_active_dims: int | None = settings.get("max_active_dims")
+        self._readers: dict[str, OnnxModel] = {}
         self.default_prompt_name: str | None = settings.get("default_prompt_name")
         self.tokenizer = self._open_tokenizer()
         self.output_names, self._run = open_graph(self.folder / graph, dtype, num_threads)
@@ -167,6 +169,103 @@ class OnnxModel:
         if normalize_embeddings:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors[0] if isinstance(texts, str) else vectors[: len(prompted)]
+
+    def encode_sparse(self, texts: str | Iterable[str], is_query: bool = False, batch_size: int = 32) -> Any:
+        """Return the weights of words, as `SparseEncoder` does by `encode_document` or `encode_query`; needs SciPy.
+
+        Args:
+            texts: A text, or several.
+            is_query: Whether they are queries, which have a prompt of their own, and perhaps weights without inference.
+            batch_size: Number of texts in a batch of the model.
+
+        Returns:
+            A `scipy.sparse.csr_array` (number of texts, V), float32, with one row for one text. The attribute `max_active_dims`
+            is the number of the largest weights of a text that are kept, None for all.
+
+        Raises:
+            ValueError: The graph has no such weights.
+            TypeError: An element is no text.
+        """
+        from scipy.sparse import csr_array, vstack
+
+        def read(text: Text, encoding: Encoding, row: np.ndarray) -> Any:
+            if self.max_active_dims is not None:
+                row = np.where(np.argsort(np.argsort(-np.abs(row))) < self.max_active_dims, row, 0)
+            return csr_array(row[None])
+
+        reader, prompted = self._read_as(is_query, texts)
+        rows = reader._read_output("sparse_embedding", read, prompted or [""], batch_size)
+        return vstack(rows, format="csr")[: len(prompted)]
+
+    def encode_multi_vector(self, texts: str | Iterable[str], is_query: bool = False, batch_size: int = 32) -> Any:
+        """Return the vectors of tokens, as `MultiVectorEncoder` does by `encode_document` or `encode_query`.
+
+        Args:
+            texts: A text, or several.
+            is_query: Whether they are queries, which have a prompt, a length and an expansion of their own.
+            batch_size: Number of texts in a batch of the model.
+
+        Returns:
+            (number of tokens, D) for one text, otherwise a list of such arrays, float32.
+
+        Raises:
+            ValueError: The graph has no such vectors.
+            TypeError: An element is no text.
+        """
+        reader, prompted = self._read_as(is_query, texts)
+        found = reader._read_output("token_embeddings", lambda text, encoding, rows: rows, prompted, batch_size)
+        return found[0] if isinstance(texts, str) else found
+
+    def _read_as(self, is_query: bool, texts: str | Iterable[str]) -> tuple["OnnxModel", list[Text]]:
+        """Return this model as it reads queries or documents, and the texts with their prompt."""
+        task = "query" if is_query else "document"
+        if task not in self._readers:
+            reader = copy(self)
+            if is_query and (self.folder / QUERY).is_dir():
+                reader._weigh_by_table()
+            elif "token_embeddings" in self.output_names:
+                reader._choose_tokens(task)
+            self._readers[task] = reader
+        found: Iterable[Any] = [texts] if isinstance(texts, str | dict) else texts
+        return self._readers[task], [(self.prompts.get(task) or "") + text for text in found]
+
+    def _weigh_by_table(self) -> None:
+        """Read queries without the graph: each of their tokens has a weight."""
+        from safetensors.numpy import load_file
+
+        self.folder /= QUERY
+        self.tokenizer = self._open_tokenizer()
+        self.tokenizer.post_processor = None  # which adds special tokens
+        with _reading(self.folder / "model.safetensors"):
+            weights = np.append(load_file(self.folder / "model.safetensors")["weight"], 0)
+
+        def run(inputs: Arrays) -> Arrays:
+            ids = np.where(inputs["attention_mask"] == 1, inputs["input_ids"], len(weights) - 1)
+            rows = np.zeros((len(ids), len(weights)), np.float32)
+            np.put_along_axis(rows, ids, weights[ids], 1)
+            return {"sparse_embedding": rows[:, :-1]}  # without padding
+
+        self._run = run
+
+    def _choose_tokens(self, task: str) -> None:
+        """Read texts of a task as sentence-transformers does: at its length, expanded, and only the tokens of scores."""
+        settings, run_graph = self._read_json("sentence_bert_config.json"), self._run
+        expansion = (task == "query" and settings.get("query_expansion")) or {"length": 0, "attend": False}
+        self.tokenizer, is_fixed = self._open_tokenizer(), expansion.get("strategy") == "fixed"
+        self.max_length = expansion["length"] if is_fixed else settings.get(f"{task}_length") or self.max_length
+        self.tokenizer.enable_truncation(self.max_length, direction=self.tokenizer.truncation["direction"])
+        if width := expansion["length"]:
+            added = {"pad_id": self.tokenizer.token_to_id(expansion["token"]), "pad_to_multiple_of": width}
+            self.tokenizer.enable_padding(**{**self.tokenizer.padding, **added})
+
+        def run(inputs: Arrays) -> Arrays:
+            mask = inputs["attention_mask"]
+            is_added = (mask == 0) & (np.arange(mask.shape[1]) < width)
+            outputs = run_graph({**inputs, "attention_mask": mask | (is_added & expansion["attend"])})
+            rows = zip(outputs["token_embeddings"], is_added | (outputs[f"{task}_mask"] == 1))
+            return {"token_embeddings": [vectors[is_chosen] for vectors, is_chosen in rows]}
+
+        self._run = run
 
     def predict(self, texts: Text | Iterable[Text], top_k: int | None = None, batch_size: int = 32) -> Any:
         """Return what the model says of texts, as the pipelines of transformers do.
