@@ -41,7 +41,8 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
     """Train and evaluate, if there are training rows; predict the labels of the test rows, if there are any."""
     tune_allocator()
     model, length = arguments.model_name_or_path, arguments.max_seq_length
-    classifier = Classifier(model, length, arguments.classifier_pooling, head_first=arguments.head_first)
+    options = {"head_first": arguments.head_first, "truncation": arguments.truncation}
+    classifier = Classifier(model, length, arguments.classifier_pooling, **options)
     rows = read_labelled_texts(arguments, training.seed, classifier)
     if rows.train:
         options = {"classes": rows.classes, "problem_type": rows.problem_type, "is_held_out": rows.is_held_out}

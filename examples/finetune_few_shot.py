@@ -14,6 +14,7 @@ Source: SetFit, arXiv 2209.11055. The training is sentence-transformers' own, on
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,10 @@ from sklearn.exceptions import NotFittedError
 from transformers.hf_argparser import HfArg
 
 from neobert_hf.embeddings import open_embedding_model
-from neobert_hf.embeddings.models import HEAD, has_head, num_truncated
+from neobert_hf.embeddings.models import HEAD, has_head, longest_input, tokens_lost
 from neobert_hf.files import content_hash
 from neobert_hf.files.messages import say
-from neobert_hf.files.texts import beginning
+from neobert_hf.files.texts import Truncation, beginning, fact_of_truncated
 from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts
 from neobert_hf.finetuning.head import choose_strength, fit_linear
 from neobert_hf.finetuning.job import all_or_nothing, check_finite, told, training_arguments
@@ -90,10 +91,17 @@ class FewShotClassifier(Classifier):
         model: Folder or id on the Hub: of a NeoBERT, of an embedding model, or of a model that `save` wrote.
         max_seq_length: Length in tokens at which the texts of a training are cut.
         verbose: Tell what `fit`, `evaluate`, `predict` and `save` find; False leaves warnings and errors only.
+        truncation: As of `Classifier`.
     """
 
-    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 128, verbose: bool = True):
-        super().__init__(model, max_seq_length, verbose=verbose)
+    def __init__(
+        self,
+        model: str | Path = MINI_MODEL_PATH,
+        max_seq_length: int = 128,
+        verbose: bool = True,
+        truncation: Truncation = "warn",
+    ):
+        super().__init__(model, max_seq_length, verbose=verbose, truncation=truncation)
 
     def _begin(self) -> None:
         super()._begin()
@@ -163,8 +171,9 @@ class FewShotClassifier(Classifier):
             examples = {"text": [texts[i] for i in chosen], "label": [numbers[i] for i in chosen]}
             say(f"{len(chosen)} examples of {len(self._names)} classes: {', '.join(self._names)}")
             model.max_seq_length = self.tokenizer.model_max_length = self.max_seq_length
-            self._num_truncated = num_truncated(model, examples["text"])
-            self._say_truncated(len(chosen), "training")
+            for column in [*(held_out or ())[:1], examples["text"]]:  # with truncation="error" before the training
+                self._count_truncated(column)
+            self._say_truncated("training")
             # otherwise the trainer collects texts of the examples, with a progress bar
             model.model_card_data.widget = [{}]
             if has_head(model):  # of an earlier training
@@ -191,6 +200,11 @@ class FewShotClassifier(Classifier):
             self._end_fit([*examples.values()], held_out, training)
         return self
 
+    def _count_truncated(self, texts: Sequence[str]) -> None:
+        longest = longest_input(self._encoder) or sys.maxsize
+        lost = tokens_lost(self._encoder.tokenizer, longest, texts)
+        self._truncated = fact_of_truncated(lost, longest, self.truncation)
+
     def _tfidf(self, inputs: Sequence | None) -> None:
         """None: a few examples of each class say little about words."""
 
@@ -205,8 +219,8 @@ class FewShotClassifier(Classifier):
         (texts,) = self._columns(texts, is_labelled=False)
         if not texts:
             return np.zeros((0, len(self.classes_)), np.float32)
-        self._num_truncated = num_truncated(self._encoder, texts)
-        self._say_truncated(len(texts))
+        self._count_truncated(texts)
+        self._say_truncated()
         batch_size = (training or self._training or FewShotTrainingArguments).per_device_eval_batch_size
         logits = self._encoder.encode(texts, batch_size=batch_size)
         check_finite(logits)
@@ -282,7 +296,8 @@ def unit_vectors(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray
 def train(arguments: FewShotArguments, training: FewShotTrainingArguments):
     """Train, if there are training rows; evaluate on validation and test rows, and predict the labels of the latter."""
     tune_allocator()
-    classifier = FewShotClassifier(arguments.model_name_or_path, arguments.max_seq_length)
+    model, length = arguments.model_name_or_path, arguments.max_seq_length
+    classifier = FewShotClassifier(model, length, truncation=arguments.truncation)
     rows = read_labelled_texts(arguments, training.seed, classifier)
     if arguments.train_file and not arguments.validation_file:  # every example counts
         rows.train, rows.validation = [a + b for a, b in zip(rows.train, rows.validation)], None

@@ -42,7 +42,8 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
     tune_allocator()
     folder, matrices = training.output_dir, {"r": arguments.lora_rank, "lora_alpha": arguments.lora_alpha}
     adapter = lora_config("SEQ_CLS", target_modules=arguments.target_modules, **matrices)
-    classifier = Classifier(arguments.model_name_or_path, arguments.max_seq_length, adapter=adapter)
+    length, options = arguments.max_seq_length, {"adapter": adapter, "truncation": arguments.truncation}
+    classifier = Classifier(arguments.model_name_or_path, length, **options)
     rows = read_labelled_texts(arguments, training.seed, classifier)
     is_resumed = training.resume_from_checkpoint is not None
     if rows.train and arguments.merge and not is_resumed:

@@ -10,7 +10,6 @@ import argparse
 import base64
 import json
 import shlex
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import copy
@@ -30,7 +29,7 @@ from starlette.exceptions import HTTPException
 from tokenizers import Tokenizer
 
 from neobert_cli import Parser
-from neobert_hf.export import OnnxModel
+from neobert_hf.export import EntityFinder, OnnxModel
 from neobert_hf.runs import run_command
 
 EXAMPLES = {
@@ -57,7 +56,7 @@ Input = Annotated[list[Text], Field(min_length=1, max_length=2)]
 class TextsRequest(BaseModel, extra="forbid"):
     """What the requests of OpenAI and of text-embeddings-inference (TEI) have in common here."""
 
-    truncate: bool | None = Field(False, description="Cut a text that is longer than the model reads.")
+    truncate: bool | None = Field(None, description="Truncate a text that is longer than the model reads.")
     truncation_direction: Literal["right", "Right"] = "right"
 
 
@@ -106,6 +105,7 @@ class Server:
         max_length: Number of tokens that the model reads.
         prompt: What the model puts before a text.
         lock: Of a model that computes one request after another; None if it computes several at a time.
+        truncation: "error", "warn" or "off": what becomes of a text that is too long, unless the request says it.
     """
 
     folder: Path
@@ -115,6 +115,7 @@ class Server:
     max_length: float = inf
     prompt: str = ""
     lock: Any = None
+    truncation: str = "error"
 
     def __post_init__(self):
         if self.tokenizer:
@@ -123,13 +124,20 @@ class Server:
             self.tokenizer.no_padding()
 
     def compute(self, inputs: list, request: TextsRequest) -> tuple[Any, int]:
-        """Return what the model says of texts or pairs, and the number of tokens that it reads; status 400 if it cuts one."""
+        """Return what the model says of texts or pairs, and the number of tokens that it reads; status 400 for one too long."""
         texts = [self.prompt + each if isinstance(each, str) else (self.prompt + each[0], each[1]) for each in inputs]
         lengths = [len(encoding.ids) for encoding in self.tokenizer.encode_batch(texts)] if self.tokenizer else []
-        for number, length in enumerate(lengths):
-            if length > self.max_length and not request.truncate:
-                fact = f"the text {number} has {length} tokens, and the model reads {self.max_length}"
-                raise HTTPException(400, f"{fact}; split it, or send truncate=true")
+        lost = [max(length - self.max_length, 0) for length in lengths]
+        truncation = {None: self.truncation, True: "off", False: "error"}[request.truncate]
+        if any(lost) and truncation == "error":
+            number = lost.index(next(filter(None, lost)))
+            fact = f"the text {number} has {lengths[number]} tokens, and the model reads {self.max_length}"
+            raise HTTPException(400, f"{fact}; split it, or send truncate=true")
+        if any(lost) and truncation == "warn":
+            print(
+                f"{sum(map(bool, lost))} of {len(lost)} texts are truncated, and {sum(lost)} tokens are lost",
+                flush=True,
+            )
         is_raw = getattr(request, "raw_scores", False)
         with self.lock or nullcontext():
             return self.run(inputs, is_raw), sum(min(length, self.max_length) for length in lengths)
@@ -231,12 +239,13 @@ def open_exported(model: OnnxModel) -> Server:
     of_logits = copy(model)
     of_logits.config = model.config | {"problem_type": "regression"}  # whose scores are the logits
     if "sentence_embedding" in model.output_names:
-        server.run = lambda texts, _: model.encode(texts, normalize_embeddings=True)
+        server.run = lambda texts, _: model.encode(texts, normalize_embeddings=True, truncation="off")
     elif architecture.endswith("ForTokenClassification"):
-        server.what, server.run = TAGGER, lambda texts, _: model.predict(texts)
+        server = Server(model.folder, TAGGER, lambda texts, _: model.predict(texts))
     elif architecture.endswith("ForSequenceClassification"):
         server.what = RERANKER if num_labels == 1 else CLASSIFIER
-        server.run = lambda inputs, is_raw: (of_logits if is_raw else model).predict(inputs, num_labels)
+        options = {"top_k": num_labels, "truncation": "off"}
+        server.run = lambda inputs, is_raw: (of_logits if is_raw else model).predict(inputs, **options)
     elif architecture.endswith("ForQuestionAnswering"):
         server = Server(model.folder, ANSWERER, model.answer)
     else:
@@ -297,6 +306,7 @@ def open_modules(folder: Path, config: Any, role: str, is_cross: bool) -> Server
 
 def open_head(folder: Path, config: Any) -> Server:
     """Open a model of transformers: a classifier, a tagger, or one that answers questions."""
+    from torch import inference_mode, tensor
     from transformers import pipeline
 
     architecture = (config.architectures or ["model without a head"])[0]
@@ -311,30 +321,31 @@ def open_head(folder: Path, config: Any) -> Server:
     model = pipeline("token-classification" if is_tagger else "text-classification", str(folder))
     length = model.tokenizer.model_max_length = min(model.tokenizer.model_max_length, config.max_position_embeddings)
 
-    def tag(texts: list[str], _: bool) -> list:
-        found = model(texts, aggregation_strategy="first", stride=length // 4)
-        for text, entities in zip(texts, found):
-            for entity in entities:
-                entity.update(score=float(entity["score"]), word=text[entity["start"] : entity["end"]])
-        return found
+    @inference_mode()
+    def logits_of(windows: list) -> Any:
+        ids, mask = zip(*((window.ids, window.attention_mask) for window in windows))
+        inputs = {"input_ids": tensor(ids, device=model.device), "attention_mask": tensor(mask, device=model.device)}
+        return model.model(**inputs).logits.float().cpu().numpy()
 
     def classify(inputs: list, is_raw: bool) -> list:
         rows = [each if isinstance(each, str) else dict(zip(("text", "text_pair"), each)) for each in inputs]
         return model(rows, top_k=None, function_to_apply="none" if is_raw else None, truncation=True, batch_size=32)
 
     if is_tagger:
-        return Server(folder, TAGGER, tag)
+        names = [config.id2label[number] for number in range(config.num_labels)]
+        find_entities = EntityFinder(model.tokenizer.backend_tokenizer, length, names, logits_of)
+        return Server(folder, TAGGER, lambda texts, _: find_entities(texts))
     what = RERANKER if config.num_labels == 1 else CLASSIFIER
     return Server(folder, what, classify, model.tokenizer.backend_tokenizer, length)
 
 
 # 4. The process
-def serve(folder: str, host: str, port: int, **options) -> None:
+def serve(folder: str, host: str, port: int, truncation: str, **options) -> None:
     """Open the folder, say how to ask, and answer requests."""
-    warnings.filterwarnings("ignore", ".*are cut to")  # by a request that says so
     if not 0 <= port < 65536:
         raise ValueError(f"the port {port} is not between 0 and 65535")
     server = open_folder(Path(folder), **options)
+    server.truncation = truncation
     socket = create_server((host, port))
     path, address = ROUTES[server.what][0], f"http://{host}:{socket.getsockname()[1]}"
     curl = ["curl", address + path, "--header", "Content-Type: application/json", "--data", json.dumps(EXAMPLES[path])]
@@ -355,6 +366,8 @@ def main() -> None:
     add("--runtime", metavar="NAME", help=text)
     text = "Threads that compute a request. Default: one for an exported folder, all for a saved one."
     add("--num_threads", type=int, metavar="INT", help=text)
+    text = "What becomes of a text that is too long, unless the request says truncate: error (default), warn or off."
+    add("--truncation", choices=("error", "warn", "off"), default="error", help=text)
     run_command(parser.prog, lambda: serve(**vars(parser.parse_args())))
 
 

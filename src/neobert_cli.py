@@ -66,7 +66,8 @@ def embed(parser: Parser) -> Run:
     neobert embed reviews.csv --text_column review --normalize -o reviews.parquet
     neobert embed folder "more/*.jsonl" --model runs/embeddings -o vectors.jsonl
 
-    A model reads the beginning of a text: the first 128 tokens in the mini model. The result counts the texts that are longer.
+    A model reads the beginning of a text: the first 128 tokens in the mini model. The result counts the texts that are longer;
+    --truncation error refuses them.
     After an interruption, the same command embeds what is missing: OUTPUT.vectors keeps the vectors until the output is written.
     """
     add = parser.add_argument
@@ -78,6 +79,7 @@ def embed(parser: Parser) -> Run:
     add("--prompt_name", metavar="NAME", help="Name of the model's prompt to put before each text.")
     add("--normalize", action="store_true", help="Scale each embedding to length 1.")
     add("--max_length", type=int, metavar="INT", help="Longest text in tokens. Default: what the model reads.")
+    add("--truncation", choices=("warn", "error", "off"), default="warn", help="What is done about longer texts.")
     add("--batch_size", type=int, default=64, metavar="INT", help="Number of texts in a batch of the model.")
     parser.epilog = "An output .npy holds the embeddings; .jsonl and .parquet hold the columns text and embedding."
 
@@ -118,8 +120,8 @@ def search(parser: Parser) -> Run:
     add("--encoding", metavar="NAME", help=text)
     text = "Weight of the words in the score, from 0 (only the model) to 1 (only words)."
     add("--word_weight", type=float, default=0.4, metavar="FLOAT", help=text)
-    text = "Print a line of JSON for each question, with whole passages."
-    add("--json", dest="as_json", action="store_true", help=text)
+    add("--truncation", choices=("warn", "error", "off"), default="warn", help="What is done about a long question.")
+    add("--json", dest="as_json", action="store_true", help="Print a line of JSON for a question, with whole passages.")
     parser.usage = "neobert search PATH [PATH ...] [QUESTION] [--ARGUMENT VALUE ...]"
 
     def run(words: list[str], model: str | None, top_k: int, as_json: bool, **options) -> None:
@@ -181,8 +183,7 @@ def train_tokenizer(parser: Parser) -> Run:
     add = parser.add_argument
     add("--output_dir", required=True, metavar="FOLDER", help="Folder to write, new or empty.")
     add("--vocab_size", type=int, default=30_522, metavar="INT", help="Most tokens; a small text gives fewer.")
-    text = "Length in tokens at which the tokenizer truncates."
-    add("--max_length", type=int, default=4096, metavar="INT", help=text)
+    add("--max_length", type=int, default=4096, metavar="INT", help="Length in tokens at which it truncates.")
     _add_corpus(parser)
 
     def run(output_dir: str, vocab_size: int, max_length: int, **source) -> None:

@@ -135,7 +135,7 @@ def test_help_does_not_import_the_package():
     ("words", "candidates"),
     [
         ("neobert ", {*COMMANDS, *neobert_cli.SCRIPTS, "--help", "--version", "-h"}),
-        ("neobert finetune-classifier --text_columns a b --tr", {"--train_file"}),
+        ("neobert finetune-classifier --text_columns a b --trai", {"--train_file"}),
         ("neobert finetune-tagger --train_file tic", {"tickets.conll"}),
         ("neobert tokenize --exec", {"--executor"}),
         ("neobert tokenize --sample_by ", {"line", "paragraph", "document"}),

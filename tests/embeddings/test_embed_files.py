@@ -85,7 +85,7 @@ def test_a_single_path_is_one_file_or_folder(folder, tmp_path):
     assert len(read_text_column(source, "text")) == 3
 
 
-def test_embed_counts_the_texts_that_are_longer_than_the_model_reads(folder, tmp_path):
+def test_embed_counts_the_texts_that_are_longer_than_the_model_reads(folder, tmp_path, caplog):
     model = SentenceTransformer(folder)
     model.max_seq_length = 6
     model.save_pretrained(str(tmp_path / "short"))
@@ -93,6 +93,12 @@ def test_embed_counts_the_texts_that_are_longer_than_the_model_reads(folder, tmp
     result = run("embed", tmp_path / "texts.txt", "-o", tmp_path / "a.npy", "--model", tmp_path / "short")
     result = json.loads(result.splitlines()[-1])
     assert (result["texts"], result["max_seq_length"], result["truncated"]) == (4, 6, 2)
+    fact = "2 of 4 texts are truncated to 6 tokens, and 2 tokens are lost; split long texts"
+    embed = (str(tmp_path / "texts.txt"), str(tmp_path / "b.npy"), str(tmp_path / "short"))
+    assert embed_files(*embed, truncation="off") == result | {"output": embed[1]} and caplog.messages == [fact]
+    with pytest.raises(ValueError, match=f"^{fact}, or allow it: truncation=warn"):
+        embed_files(embed[0], str(tmp_path / "c.npy"), embed[2], truncation="error")
+    assert not list(tmp_path.glob("c.npy*"))
 
 
 def test_an_interrupted_embed_embeds_only_what_is_missing(folder, tmp_path, monkeypatch):
@@ -163,25 +169,18 @@ def test_kept_vectors_that_are_damaged_or_of_other_texts_are_not_used(folder, tm
 def test_embed_reads_folders_and_patterns_and_truncates_at_the_given_length(folder, tmp_path):
     data = tmp_path / "data"
     (data / "sub").mkdir(parents=True)
-    for name, content in {
-        "b.txt": "the fox\n",
-        "sub/a.csv": "text\nold sea\n",
-        "c.jsonl": '{"text": "warm"}\n',
-    }.items():
-        (data / name).write_text(content)
+    for name, text in {"b.txt": "the fox\n", "sub/a.csv": "text\nold sea\n", "c.jsonl": '{"text": "warm"}\n'}.items():
+        (data / name).write_text(text)
     (data / "notes.md").write_text("no texts in lines")
-    for words, expected in [
-        ((data,), ["the fox", "warm", "old sea"]),
-        ((data / "*.txt", data / "sub"), ["the fox", "old sea"]),
-    ]:
+    cases = ((data,), ["the fox", "warm", "old sea"]), ((data / "*.txt", data / "sub"), ["the fox", "old sea"])
+    for words, expected in cases:
         run("embed", *words, "-o", tmp_path / "out.jsonl", "--model", folder)
         assert read_jsonl(tmp_path / "out.jsonl")[0] == expected
     (tmp_path / "long.txt").write_text("the quick brown fox jumps\nthe quick lazy dog\n")
     vectors = []
     for length in (4, 64):  # [CLS] the quick [SEP]
-        result = run(
-            "embed", tmp_path / "long.txt", "-o", tmp_path / "a.npy", "--model", folder, "--max_length", length
-        )
+        options = ("--model", folder, "--max_length", length)
+        result = run("embed", tmp_path / "long.txt", "-o", tmp_path / "a.npy", *options)
         vectors.append(np.load(tmp_path / "a.npy"))
         assert json.loads(result)["truncated"] == (2 if length == 4 else 0)
     (short, other), (long, _) = vectors
@@ -190,7 +189,7 @@ def test_embed_reads_folders_and_patterns_and_truncates_at_the_given_length(fold
 
 def test_embed_refuses_models_and_outputs_that_it_cannot_use(folder, tmp_path):
     (tmp_path / "a.txt").write_text("a")
-    (tmp_path / "a.jsonl").write_text('{"text": "a", "id": 1}\n')
+    (rows := tmp_path / "a.jsonl").write_text('{"text": "a", "id": 1}\n')
     for name in ("folder.npy", "notes"):
         (tmp_path / name).mkdir()
     (tmp_path / "mine.npy").write_text("years of work")
@@ -203,26 +202,14 @@ def test_embed_refuses_models_and_outputs_that_it_cannot_use(folder, tmp_path):
         ((*text, *model, *output, "--max_length", "2"), "max_length=2 leaves no token beside"),
         (("embed", tmp_path / "no.txt", *model, *output), "^neobert embed: .*No such file or folder: '.*no.txt'$"),
         (("embed", tmp_path / "*.csv", *model, *output), r"^neobert embed: .*No such file or folder: '.*\*.csv'$"),
-        (
-            (*text, *model, "-o", tmp_path / "a.txt/out.npy"),
-            r"a\.txt is a file, so .*/a\.txt/out\.npy cannot be in it; name another output",
-        ),
-        (
-            (*text, *model, "-o", tmp_path / "folder.npy"),
-            "folder.npy exists, and its content is not of an earlier neobert embed; name another output",
-        ),
+        ((*text, *model, "-o", tmp_path / "a.txt/out.npy"), r"a\.txt is a file, so .*/a\.txt/out\.npy cannot be in it"),
+        ((*text, *model, "-o", tmp_path / "folder.npy"), "folder.npy exists, and its content .*; name another output"),
         ((*text, *model, "-o", tmp_path / "mine.npy"), "mine.npy exists, and its content is not of an earlier"),
         ((*text, *model, "-o", tmp_path / "b.npy"), "b.npy.vectors exists and holds no vectors of an earlier"),
         ((*text, *model, "-o", tmp_path / "a.bin"), r"a\.bin ends in none of \.npy, \.jsonl, \.parquet; choose one"),
-        (
-            (*text, *output, "--model", tmp_path / "no"),
-            r"/no cannot be opened \(.*\); give an existing folder or a Hub",
-        ),
+        ((*text, *output, "--model", tmp_path / "no"), r"/no cannot be opened \(.*\); give an existing folder or a"),
         ((*text, *output, "--model", tmp_path / "sparse"), "sparse holds a SparseEncoder"),
-        (
-            ("embed", tmp_path / "a.jsonl", *model, "-o", tmp_path / ".." / tmp_path.name / "a.jsonl"),
-            "is also an input",
-        ),
+        (("embed", rows, *model, "-o", tmp_path / ".." / tmp_path.name / "a.jsonl"), "is also an input"),
     ]:
         with pytest.raises(SystemExit, match=message):
             run(*command)

@@ -25,9 +25,7 @@ LONGEST, PROMPT = 9, "the red "
 QUESTIONS = [f"{word} fox" + " dog" * number for number, word in enumerate(("the", "quick", "old", "lazy", "warm"))]
 ANSWERS = [f"{text} sea" for text in QUESTIONS[::-1]]
 ROWS = Dataset.from_dict({"anchor": QUESTIONS, "positive": ANSWERS})
-HELD_OUT = Dataset.from_dict(
-    {"anchor": QUESTIONS[3:], "positive": ["the old house by the red sea and it sleeps", "sea"]}
-)
+HELD_OUT = Dataset.from_dict({"anchor": QUESTIONS[3:], "positive": ["the old house by the red sea, it sleeps", "sea"]})
 QUIET = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "max_steps": 1, "per_device_train_batch_size": 2}
 
 
@@ -75,6 +73,10 @@ def search(_, folder, retriever, tmp_path):
     documents.encoder.prompts["query"] = PROMPT
     for question in (QUESTIONS[0], QUESTIONS[-1]):
         documents.search(question)
+    documents.truncation = "off"  # without a line
+    documents.search(QUESTIONS[-1])
+    with pytest.raises(ValueError, match=r"^1 of 1 texts are truncated to 9 tokens, and \d tokens are lost; split"):
+        DocumentSearch(tmp_path / "a.txt", folder, LONGEST, truncation="error").search("fox" + " dog" * LONGEST)
     return {"the question": [(PROMPT + QUESTIONS[-1],)]}
 
 
@@ -85,9 +87,7 @@ def search(_, folder, retriever, tmp_path):
 def test_texts_that_are_truncated_are_counted_and_said(job, sides, folder, retriever, tokenizer, tmp_path, caplog):
     """The oracle is the tokenizer itself, without truncation; each line comes once."""
     inputs_of = job(sides, folder, retriever, tmp_path)
-    count_of = {
-        what: sum(len(tokenizer(*each)["input_ids"]) > LONGEST for each in inputs) for what, inputs in inputs_of.items()
-    }
+    count_of = {what: sum(len(tokenizer(*x)["input_ids"]) > LONGEST for x in some) for what, some in inputs_of.items()}
     found = re.findall(rf"(.+): (\d+) of (\d+) texts are truncated to {LONGEST} tokens", "\n".join(caplog.messages))
     expected = [(what, str(count), str(len(inputs_of[what]))) for what, count in count_of.items() if count]
     assert sorted(found) == sorted(expected) != []
@@ -97,9 +97,7 @@ def test_of_very_many_texts_the_longest_are_counted_and_short_ones_are_not_token
     monkeypatch.setattr(models, "MOST_COUNTED", 4)
     models.warn_of_truncated(retriever, "these", ["fox"] * 20 + ["the" + " dog" * LONGEST] * 3 + ["sea"] * 20)
     models.warn_of_truncated(retriever, "those", ["the" + " dog" * LONGEST] * 2 + ["fox"] * 2)
-    assert [line.partition(" are")[0] for line in caplog.messages] == [
-        "these: at least 3 of 43 texts",
-        "those: 2 of 4 texts",
-    ]
+    lines = [line.partition(" are")[0] for line in caplog.messages]
+    assert lines == ["these: at least 3 of 43 texts", "those: 2 of 4 texts"]
     monkeypatch.setattr(models, "plain_tokenizer", lambda _: pytest.fail("a short text is tokenized"))
     models.warn_of_truncated(retriever, "these", ["fox"] * 4)

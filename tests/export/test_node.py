@@ -1,6 +1,7 @@
 """transformers.js under Node reads the exported folders, and answers as PyTorch does. `make test-runtimes` installs it."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from neobert_hf import (
 from neobert_hf.export import export_model
 from neobert_hf.export.graphs import TASKS
 from neobert_hf.export.parity import random_batches
+from neobert_hf.finetuning import Tagger
 from neobert_hf.model.modeling_neobert import AUTO_CLASSES
 
 HERE = Path(__file__).parent / "node"
@@ -202,3 +204,19 @@ def test_question_answering_gives_the_span_and_its_score(sources, ask):
     (found,) = ask({"task": task, "model": task, "dtype": "fp32", "inputs": [question, context], "options": {}})
     assert found["answer"] == words
     np.testing.assert_allclose(found["score"], spans[start, end].item(), atol=FP32)
+
+
+def test_the_function_of_the_page_gives_each_word_of_a_long_text_the_tag_of_tagger(sources, exported):
+    name, texts = "token-classification", [" ".join(TINY_TEXTS * n) for n in (1, 5, 20)]
+    texts.append(f"a brown{'own' * 25} sea " * 5)
+    page = (Path(__file__).parents[2] / "docs/exporting.md").read_text("utf-8")
+    (snippet,) = (part for part in re.findall(r"```js\n(.*?)```", page, re.DOTALL) if "tagWords" in part)
+    script = snippet.replace("models/", f"{exported}/").replace('"exported"', json.dumps(name))
+    script += f"console.log(JSON.stringify(await Promise.all({json.dumps(texts)}.map(tagWords))));"
+    done = subprocess.run(["node", "--input-type=module", "--eval", script], cwd=HERE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    tagger = Tagger(sources[name], 64, verbose=False)
+    split = tagger.tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str
+    words = [[word for word, _ in split(text)] for text in texts]
+    wanted = [[{"word": word, "tag": tag} for word, tag in zip(*row)] for row in zip(words, tagger.predict(words))]
+    assert json.loads(done.stdout) == wanted and {each["tag"] for each in wanted[2]} == {*"ABC"}

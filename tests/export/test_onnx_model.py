@@ -22,11 +22,13 @@ from finetune_few_shot import FewShotClassifier, add_head
 from scipy.special import expit, softmax
 from scipy.stats import spearmanr
 from sentence_transformers import CrossEncoder, SentenceTransformer
+from seqeval.metrics.sequence_labeling import get_entities
 from transformers import pipeline
 
 import neobert_hf
 from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.export import OnnxModel, export_model
+from neobert_hf.finetuning import Tagger
 
 TEXTS = [
     *[line for line in Path(json.__file__).read_text("utf-8").splitlines() if len(line) > 40][:40],
@@ -69,9 +71,7 @@ def test_encode_gives_the_embeddings_of_sentence_transformers(exported_mini, sen
     assert model.encode("x").shape == (256,) and model.encode([]).shape == (0, 256)
     with pytest.raises(ValueError, match=r"has no prompt 'passage'; choose from query, document"):
         model.encode("x", prompt_name="passage")
-    with pytest.raises(
-        ValueError, match=r"has the outputs last_hidden_state, sentence_embedding, and not logits; encode"
-    ):
+    with pytest.raises(ValueError, match="outputs last_hidden_state, sentence_embedding, and not logits; encode"):
         model.predict("x")
 
 
@@ -175,9 +175,8 @@ def test_a_classifier_that_learned_few_examples_is_exported_as_a_classifier(tiny
     chain.save_pretrained(str(tmp_path / "few"))
     assert export_model(tmp_path / "few", tmp_path / "out")["task"] == "text-classification"
     onnx, classifier = OnnxModel(tmp_path / "out"), FewShotClassifier(tmp_path / "few")
-    assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == [
-        "NeoBERTForSequenceClassification"
-    ]
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["architectures"] == ["NeoBERTForSequenceClassification"]
     assert onnx.output_names == ["logits"] and onnx.max_length == 9
     wanted = classifier.outputs(SENTENCES)
     np.testing.assert_allclose(onnx([f"old sea {text}" for text in SENTENCES])["logits"], wanted, rtol=0, atol=1e-5)
@@ -186,9 +185,7 @@ def test_a_classifier_that_learned_few_examples_is_exported_as_a_classifier(tiny
         assert found == {"label": name, "score": pytest.approx(row.max(), abs=1e-5)}
     best_first = sorted(zip(scores[0], classifier.classes_), reverse=True)
     assert [found["label"] for found in onnx.predict(SENTENCES[0], top_k=3)] == [name for _, name in best_first]
-    with pytest.raises(
-        ValueError, match=r"has no other module; this model pools by mean and has Pooling, Normalize, Dense"
-    ):
+    with pytest.raises(ValueError, match="this model pools by mean and has Pooling, Normalize, Dense"):
         export_model(tmp_path / "few", tmp_path / "gguf", to="gguf")
     with pytest.raises(ValueError, match="holds an embedding model without classes; leave out task"):
         export_model(neobert_hf.MINI_MODEL_PATH, tmp_path / "mini", task="text-classification")
@@ -289,27 +286,49 @@ def test_a_call_warns_once_of_the_texts_and_tokens_that_it_cuts(tiny_config, tok
     for given in (texts, pairs, texts[3]):
         batch = [given] if isinstance(given, str) else given
         lost = [max(len(encoding.ids) - 16, 0) for encoding in whole.encode_batch(batch)]
-        for run in (onnx, lambda given: onnx.predict(given, batch_size=3)):
+        for run in (onnx, partial(onnx.predict, batch_size=3)):
             with pytest.warns(UserWarning) as caught:
                 run(given)
-            fact = f"{np.count_nonzero(lost)} of {len(batch)} texts are cut to 16 tokens, and {sum(lost):,} tokens are lost"
+            fact = f"{np.count_nonzero(lost)} of {len(batch)} texts are truncated to 16 tokens, and {sum(lost):,} tokens are lost"
             assert [str(each.message) for each in caught] == [f"{fact}; split long texts"]
             assert caught[0].filename == __file__
+            with pytest.raises(ValueError, match=f"^{fact}; split long texts, or allow it: truncation=warn"):
+                run(given, truncation="error")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         onnx.predict(texts[0])
+        assert onnx.predict(texts, truncation="off") and onnx(texts, truncation="off")
 
 
-def test_predict_finds_the_entities_of_the_pipeline(tiny_config, tokenizer, tmp_path):
-    labels = {0: "O", 1: "B-PLACE", 2: "I-PLACE", 3: "NOUN"}
-    model, onnx = exported(
-        neobert_hf.NeoBERTForTokenClassification, tiny_config, tokenizer, tmp_path, num_labels=4, id2label=labels
-    )
-    tag = pipeline("token-classification", model=model, tokenizer=tokenizer, aggregation_strategy="first")
-    wanted = tag(SENTENCES)
-    assert {entity["entity_group"] for entities in wanted for entity in entities} == {"PLACE", "NOUN"}
-    assert_equal_results(onnx.predict(SENTENCES), wanted)
-    assert_equal_results(onnx.predict(SENTENCE), wanted[0])
+ODD_TEXTS = ["fox\tdog\u00adhouse 🤗 old\u00adsea\n" * 9, "the,fox." * 20, "東京" * 30, f"the{'house' * 15} sea " * 3]
+
+
+@pytest.mark.parametrize("num_windows", [pytest.param(20, marks=pytest.mark.slow), 3])
+def test_a_tagger_gives_what_torch_gives_for_a_name_at_every_place(tiny_config, tokenizer, tmp_path, num_windows):
+    """Windows have 14 tokens, of which three overlap; the words of the last text have 46."""
+    tokenizer, names = copy.deepcopy(tokenizer), ["O", "B-PLACE", "I-PLACE", "B-NAME", "I-NAME"]
+    tokenizer.model_max_length = 16
+    options = {"num_labels": 5, "id2label": dict(enumerate(names)), "label2id": dict(zip(names, range(5)))}
+    _, onnx = exported(neobert_hf.NeoBERTForTokenClassification, tiny_config, tokenizer, tmp_path, **options)
+    tokenizer.backend_tokenizer.no_truncation()
+    length, rows = 14 + 11 * (num_windows - 1), []
+    texts = [f"{'the ' * place}Foxdog sea{' house' * (length - place - 4)}" for place in range(length - 3)] + ODD_TEXTS
+    for text in texts:
+        whole = tokenizer.backend_tokenizer.encode(text)
+        assert len(whole.ids) >= length or text in ODD_TEXTS
+        rows.append([whole.word_to_chars(word) for word in dict.fromkeys(whole.word_ids) if word is not None])
+    split = [[text[start:end] for start, end in words] for text, words in zip(texts, rows)]
+    wanted = []
+    for words, scores in zip(rows, Tagger(tmp_path / "model", 16, verbose=False).predict_proba(split)):
+        wanted.append([])
+        for kind, i, j in get_entities([names[tag] for tag in scores.argmax(-1)]):  # of seqeval
+            score = pytest.approx(scores.max(-1)[i : j + 1].mean(), abs=1e-5)
+            wanted[-1].append((kind, words[i][0], words[j][1], score))
+    assert {kind for entities in wanted for kind, *_ in entities} == {"PLACE", "NAME"}
+    for batch_size in (32, 1):
+        none, *found = onnx.predict(["", *texts], batch_size=batch_size, truncation="error")
+        keys = ("entity_group", "start", "end", "score")
+        assert none == [] and [[tuple(map(each.get, keys)) for each in entities] for entities in found] == wanted
     with pytest.raises(ValueError, match=r"^\('a', 'b'\) is a pair, and a tagger reads one text; give a text"):
         onnx.predict(("a", "b"))
 

@@ -30,9 +30,8 @@ WORDS = SENTENCE.split()
 def run(model_folder, out, *arguments):
     """Run the example, and return what it prints and the metrics that it saves."""
     options = ("--use_cpu", "true", "--learning_rate", "3e-3", "--report_to", "none", "--disable_tqdm", "true")
-    printed = run_main(
-        finetune_classifier, "--model_name_or_path", model_folder, "--output_dir", out, *options, *arguments
-    )
+    given = ("--model_name_or_path", model_folder, "--output_dir", out, *options, *arguments)
+    printed = run_main(finetune_classifier, *given)
     files = {file.name: json.loads(file.read_text()) for file in out.glob("*_results.json")}
     return printed, {name: value for metrics in files.values() for name, value in metrics.items()}
 
@@ -73,9 +72,8 @@ def test_several_classes_are_learned_and_a_saved_folder_says_which_words_are_the
     assert [row["prediction"] for row in found] == [row["label"] for row in found]
     assert [int(row["number"]) for row in found] == list(range(300))
     for row in found:
-        assert all(
-            (float(row[f"probability_{word}"]) > 0.5) == (word in row["text"].split()) for word in ("old", "red")
-        )
+        for word in ("old", "red"):
+            assert (float(row[f"probability_{word}"]) > 0.5) == (word in row["text"].split())
     classify = pipeline("text-classification", str(tmp_path / "out"), top_k=None)
     (entries,) = classify(["the fox red old"])
     scores = {entry["label"]: entry["score"] for entry in entries}

@@ -80,10 +80,8 @@ def test_a_job_that_is_not_verbose_tells_nothing_and_learns_the_same(start, tmp_
 
 
 def test_a_full_disk_at_the_last_save_is_an_error_that_names_the_folder(trained, tmp_path):
-    with (
-        pytest.raises(OSError, match=r"saved could not be written; .*saved holds no complete checkpoint"),
-        largest_file(9000),
-    ):
+    words = r"saved could not be written; .*saved holds no complete checkpoint"
+    with pytest.raises(OSError, match=words), largest_file(9000):
         trained[0].save(tmp_path / "saved")
 
 
@@ -111,9 +109,7 @@ def test_a_fit_that_fails_leaves_the_model_its_names_and_its_scores(trained):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_as_many_predictions_as_test_rows_and_metrics_over_those_with_a_label_that_counts(
-    trained, tmp_path, capsys, suffix
-):
+def test_as_many_predictions_as_test_rows_and_metrics_over_labels_that_count(trained, tmp_path, capsys, suffix):
     """Of ten rows two have no text, one has no label, and one a label that does not count."""
     job, (*inputs, labels) = trained
     rows, places = [{"id": str(i)} for i in range(10)], [1, 2, 3, 5, 6, 7, 8, 9]

@@ -81,10 +81,8 @@ def test_a_model_that_learns_something_has_no_such_warning(capsys):
 
 def test_a_metric_is_worse_unless_it_is_better_than_the_trivial_one_or_that_is_perfect():
     found = {"accuracy": 0.5, "mse": 2.0, "f1": 0.4, "impossible_accuracy": 0.9}
-    assert names_of_worse(found, {"accuracy": 0.5, "mse": 1.9, "f1": 0.3, "impossible_accuracy": 1.0}) == [
-        "accuracy",
-        "mse",
-    ]
+    trivial = {"accuracy": 0.5, "mse": 1.9, "f1": 0.3, "impossible_accuracy": 1.0}
+    assert names_of_worse(found, trivial) == ["accuracy", "mse"]
 
 
 @pytest.mark.parametrize("trivial", [{"accuracy": 1.0, "f1": 0.0}, {"mse": 0.0, "pearson": 0.0}])
@@ -99,13 +97,20 @@ def test_a_text_that_just_fits_is_not_truncated(capsys):
 
 
 def test_truncated_texts_and_rows_of_the_training_are_counted(tmp_path, capsys):
-    long = "sea " * 50
+    long, lost = "sea " * 50, "are truncated to 16 tokens, and 36 tokens are lost"
     held_out = ([TEXTS[0], "the fox", long], ["house", "sea", "sea"])
     classifier = Classifier(max_seq_length=16).fit([*TEXTS, long], [*CLASSES, "sea"], held_out, **NOTHING)
     printed = capsys.readouterr().out
-    assert "warning: training: 1 of 5 texts are truncated to 16 tokens; choose max_seq_length" in printed
-    assert "1 of 3 texts are truncated to 16 tokens" in printed
+    assert f"warning: training: 1 of 5 texts {lost}; choose max_seq_length" in printed
+    assert f"1 of 3 texts {lost}" in printed
     assert "warning: validation: 2 of 3 rows equal a training row, so the scores are too good" in printed
     classifier.predict([long, "the fox"])
-    assert capsys.readouterr().out == "1 of 2 texts are truncated to 16 tokens; choose max_seq_length\n"
+    assert capsys.readouterr().out == f"1 of 2 texts {lost}; choose max_seq_length\n"
     assert np.isfinite(classifier.outputs(["the sea"])).all() and not capsys.readouterr().out
+    assert classifier.set_params(truncation="off").predict([long]) and not capsys.readouterr().out
+    strict = Classifier(max_seq_length=16, truncation="error")
+    for rows in (([*TEXTS, long], [*CLASSES, "sea"]), (TEXTS, CLASSES, held_out)):  # before the training
+        with pytest.raises(ValueError, match=f"texts {lost}; split long texts, or allow it: truncation=warn"):
+            strict.fit(*rows, **NOTHING)
+    with pytest.raises(ValueError, match="truncation='cut' is none of warn, error, off; choose one of them"):
+        classifier.set_params(truncation="cut").predict(["the sea"])

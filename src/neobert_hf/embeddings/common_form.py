@@ -23,14 +23,8 @@ TEXT = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": TOKENS,
 }
-POOLING_MODES = {
-    "cls": "pooling_mode_cls_token",
-    "mean": "pooling_mode_mean_tokens",
-    "max": "pooling_mode_max_tokens",
-    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
-    "weightedmean": "pooling_mode_weightedmean_tokens",
-    "lasttoken": "pooling_mode_lasttoken",
-}
+# Names of the modes of a pooling in older settings, behind "pooling_mode_".
+POOLING_FLAGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 
 
 class SentenceTransformer(sentence_transformers.SentenceTransformer):
@@ -100,7 +94,8 @@ def older_settings(module: torch.nn.Module) -> dict:
     """Return the settings of a module under the names that all versions read."""
     settings = module.get_config_dict()
     if isinstance(module, Pooling):
-        flags = {flag: mode == module.pooling_mode for mode, flag in POOLING_MODES.items()}
+        names = [module.pooling_mode + ending for ending in ("", "_token", "_tokens")]
+        flags = {f"pooling_mode_{flag}": flag in names for flag in POOLING_FLAGS}
         flags["include_prompt"] = module.include_prompt
         return {"word_embedding_dimension": module.embedding_dimension, **flags}
     # Before 5.4 a Dense stood after the pooling, and its settings had no names; those versions refuse the names.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,7 +19,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..files.modules import check_modules_of, read_kind, read_modules
-from ..files.texts import beginning, printable
+from ..files.texts import Truncation, beginning, fact_of_truncated, printable
 from ..files.trust import check_source, check_vocabulary, keep_known_settings, read_json
 from ..files.wordpiece import plain_tokenizer, tokenizer_hash
 from ..model.configuration_neobert import NeoBERTConfig
@@ -131,8 +132,7 @@ def _transformer(path: str, task: str, max_seq_length: int | None, model_kwargs:
 
     check_source(path)
     transformer = Transformer(path, transformer_task=task, max_seq_length=max_seq_length, model_kwargs=model_kwargs)
-    if transformer.config.model_type != NeoBERTConfig.model_type:
-        kind = transformer.config.model_type
+    if (kind := transformer.config.model_type) != NeoBERTConfig.model_type:
         raise ValueError(f"{path} has the model type {kind}, not neobert; choose a NeoBERT checkpoint")
     adopt(transformer, path)
     return transformer
@@ -194,23 +194,39 @@ def what_is_read(model: SentenceTransformer | CrossEncoder, text: str) -> str:
     return text if longest is None else beginning(text, model.tokenizer, longest)
 
 
-def num_truncated(model: SentenceTransformer | CrossEncoder, inputs: Sequence[str | tuple[str, str]]) -> int:
-    """Return how many inputs, prompts included, are longer than `longest_input`: texts, or pairs for a cross-encoder."""
-    longest = longest_input(model) or math.inf
-    rows = ((text,) if isinstance(text, str) else text for text in inputs)
+def tokens_lost(tokenizer: PreTrainedTokenizerBase, longest: int, inputs: Sequence[str | tuple[str, str]]) -> list[int]:
+    """Return by how many tokens inputs are longer than a model reads, in any order; of a very long text, at least.
+
+    Args:
+        tokenizer: The tokenizer.
+        longest: Length in tokens at which it truncates.
+        inputs: Texts, prompts included, or pairs of texts.
+    """
+    rows = [(text,) if isinstance(text, str) else text for text in inputs]
     # a token has at least a byte, and a pair has up to four special ones
     if not (candidates := [row for row in rows if len("".join(row).encode()) > longest - 4]):
-        return 0
-    tokenizer = plain_tokenizer(model.tokenizer) if model.tokenizer.is_fast else model.tokenizer
-    return sum(len(tokenizer.encode(*(what_is_read(model, text) for text in row))) > longest for row in candidates)
+        return [0] * len(rows)
+    whole = plain_tokenizer(tokenizer) if tokenizer.is_fast else tokenizer
+    lengths = [len(whole.encode(*(beginning(text, tokenizer, longest) for text in row))) for row in candidates]
+    return [max(length - longest, 0) for length in lengths] + [0] * (len(rows) - len(lengths))
 
 
-def warn_of_truncated(model: SentenceTransformer | CrossEncoder, what: str, inputs: Sequence) -> None:
-    """Say in a line how many inputs, as of `num_truncated`, are truncated; of very many, the longest are counted."""
+def warn_of_truncated(
+    model: SentenceTransformer | CrossEncoder, what: str, inputs: Sequence, truncation: Truncation = "warn"
+) -> None:
+    """Say in a line how many inputs are truncated, and how many tokens are lost; of very many, the longest are counted.
+
+    Args:
+        model: The model.
+        what: What the inputs are.
+        inputs: Texts, prompts included, or pairs of texts for a cross-encoder.
+        truncation: "warn"; "error", a ValueError in place of the line; or "off".
+    """
     some = sorted(inputs, key=lambda text: len(text) if isinstance(text, str) else sum(map(len, text)))[-MOST_COUNTED:]
-    if count := num_truncated(model, some):
-        fact = f"{'at least ' * (len(some) < len(inputs))}{count:,} of {len(inputs):,} texts are truncated to"
-        logger.warning(f"{printable(what)}: {fact} {longest_input(model)} tokens; give shorter ones or max_seq_length")
+    least, longest = "at least " * (len(some) < len(inputs)), longest_input(model) or sys.maxsize
+    lost = tokens_lost(model.tokenizer, longest, some) + [0] * (len(inputs) - len(some))
+    if fact := fact_of_truncated(lost, longest, truncation):
+        logger.warning(f"{printable(what)}: {least}{fact}; give shorter ones or max_seq_length")
 
 
 def role_of(folder: Path, config: PretrainedConfig) -> Literal["embedding", "classes", "score"] | None:

@@ -15,7 +15,7 @@ import regex
 from huggingface_hub.constants import HF_HOME
 from tqdm.auto import tqdm
 
-from ..files.texts import as_list, printable
+from ..files.texts import Truncation, as_list, printable
 from ..runs import MINI_MODEL_PATH, one_line
 from .kept import Kept
 from .models import fingerprint, longest_input, prompt_of, warn_of_truncated
@@ -69,6 +69,7 @@ class DocumentSearch:
             folder above it, or by its path in the folder that is searched.
         exclude: Patterns such as `tests` or `*.min.js` that a file of a folder must not match.
         encoding: Encoding of all text files; by default UTF-8, UTF-16 with a byte order mark, or what charset-normalizer guesses.
+        truncation: What becomes of a question that is longer than the model reads: "warn", "error" or "off". Passages are never.
 
     Raises:
         ValueError: There is no text, a named file is not valid, the model cannot be opened, `word_weight` is out of range, or
@@ -90,6 +91,7 @@ class DocumentSearch:
         include: str | Sequence[str] | None = None,
         exclude: str | Sequence[str] | None = None,
         encoding: str | None = None,
+        truncation: Truncation = "warn",
     ) -> None:
         if not 0 <= word_weight <= 1:
             raise ValueError(f"word_weight={word_weight} is not between 0 and 1; 0 ignores the words, 1 the vectors")
@@ -103,7 +105,7 @@ class DocumentSearch:
         reader = PassageReader(self.encoder, longest, text_column)
         identity = f"{fingerprint(self.encoder, {})}-{reader.capacity}"
         kept = Kept(Path(cache or CACHE, identity), f"search {identity}")
-        self.word_weight = word_weight
+        self.word_weight, self.truncation = word_weight, truncation
         self.passages, self.guesses, self.problems = [], [], []  # lines about files: encodings, and what cannot be read
         try:
             for file, is_named in tqdm(files.items(), "reading", unit="file", delay=1, disable=None):
@@ -135,10 +137,10 @@ class DocumentSearch:
         """Return the passages that answer a question best, best first.
 
         Raises:
-            ValueError: The question has no words, or `top_k` is less than 1.
+            ValueError: The question has no words, or is refused because of its length, or `top_k` is less than 1.
         """
         check_question(question, top_k)
-        warn_of_truncated(self.encoder, "the question", [prompt_of(self.encoder, "query") + question])
+        warn_of_truncated(self.encoder, "the question", [prompt_of(self.encoder, "query") + question], self.truncation)
         vector = np.asarray(self.encoder.encode_query([question], show_progress_bar=False), np.float32)
         chunks = (self.vectors[start : start + CHUNK] for start in range(0, len(self.vectors), CHUNK))
         scores = np.concatenate([self.encoder.similarity(vector, chunk).numpy()[0] for chunk in chunks])

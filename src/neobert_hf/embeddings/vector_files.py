@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,12 @@ import numpy as np
 import torch
 
 from ..files.rows import SUFFIXES, read_text_column
-from ..files.texts import as_list, check_leaves_tokens, check_max_length
+from ..files.texts import Truncation, as_list, check_leaves_tokens, check_max_length, fact_of_truncated
 from ..files.writing import check_target, writing
 from ..model.machine_neobert import best_dtype
 from ..runs import MINI_MODEL_PATH
 from .kept import Kept, is_kept
-from .models import fingerprint, longest_input, num_truncated, open_embedding_model, prompt_of, what_is_read
+from .models import fingerprint, logger, longest_input, open_embedding_model, prompt_of, tokens_lost, what_is_read
 from .passages import find_files
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def embed_files(
     normalize: bool = False,
     max_length: int | None = None,
     batch_size: int = 64,
+    truncation: Truncation = "warn",
 ) -> dict:
     """Embed the texts of files, and write the embeddings to a file.
 
@@ -54,13 +56,15 @@ def embed_files(
         normalize: Scale each embedding to length 1.
         max_length: Length in tokens at which a text is truncated; by default what the model reads.
         batch_size: Number of texts in a batch of the model.
+        truncation: What becomes of texts that are longer: "warn" counts them in a warning, "error" refuses them before anything
+            is embedded, "off" allows them.
 
     Returns:
         The output, the number of files that were read and that were skipped in folders, the number of texts, their dimension,
         the length in tokens that the model reads, and how many texts are longer.
 
     Raises:
-        ValueError: The output has another ending, a text is not valid, or the model cannot be opened.
+        ValueError: The output has another ending, a text is not valid or refused, or the model cannot be opened.
         FileExistsError: The output is an input, or a file that an earlier call has not written.
         OSError: A file cannot be read, or the output cannot be written.
     """
@@ -75,6 +79,10 @@ def embed_files(
     encoder = open_for_inference(model, max_length)
     if max_length is not None and longest_input(encoder) is None:
         raise ValueError(f"max_length={max_length}, but this model reads texts of any length; leave out max_length")
+    prompt, longest = prompt_of(encoder, prompt_name), longest_input(encoder) or sys.maxsize
+    lost = tokens_lost(encoder.tokenizer, longest, [prompt + text for text in texts])
+    if fact := fact_of_truncated(lost, longest, truncation):
+        logger.warning(f"{fact}; split long texts")
     work = Path(f"{output}.vectors")
     if os.path.lexists(work) and not (work.is_file() and is_kept(work)):
         raise FileExistsError(f"{work} exists and holds no vectors of an earlier {WRITER}; move it away")
@@ -96,7 +104,6 @@ def embed_files(
         kept.save()
         raise
     kept.file.unlink(missing_ok=True)
-    prompt = prompt_of(encoder, prompt_name)
     return {
         "output": output,
         "files": len(found),
@@ -104,7 +111,7 @@ def embed_files(
         "texts": len(texts),
         "dimension": vectors.shape[1],
         "max_seq_length": longest_input(encoder),
-        "truncated": num_truncated(encoder, [prompt + text for text in texts]),
+        "truncated": sum(map(bool, lost)),
     }
 
 
@@ -136,8 +143,7 @@ def open_for_inference(model: str, max_length: int | None = None) -> SentenceTra
 
 def _write(handle: BinaryIO, suffix: str, texts: list[str], vectors: np.ndarray) -> None:
     if suffix == ".npy":  # the error of `np.save` would not say that the disk is full
-        header = {"descr": "<f4", "fortran_order": False, "shape": vectors.shape}
-        np.lib.format.write_array_header_1_0(handle, header)
+        np.lib.format.write_array_header_1_0(handle, {"descr": "<f4", "fortran_order": False, "shape": vectors.shape})
         handle.write(vectors.data)
     elif suffix == ".jsonl":
         rows = ({"text": text, "embedding": vector.tolist()} for text, vector in zip(texts, vectors))

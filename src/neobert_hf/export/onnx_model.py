@@ -9,14 +9,16 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from ..files.texts import Truncation, fact_of_truncated
 from ..finetuning.spans import MAX_ANSWER_TOKENS, best_answers
+from .entities import EntityFinder
 
 Text = str | tuple[str, str]
 Arrays = dict[str, np.ndarray]
@@ -34,8 +36,10 @@ QUERY = "query_0_SparseStaticEmbedding"  # folder of the weights of words in que
 class OnnxModel:
     """A folder that `neobert export` wrote, on the CPU. Several threads may use one object at the same time.
 
-    All methods cut a text that is longer than `max_length` tokens, as sentence-transformers does, and warn of it. In int8, ONNX
-    Runtime rounds a batch by one scale, so the result of a text depends a little on the other texts of its batch.
+    Taggers and models that answer questions read texts of any length, in windows. The other models truncate a text that is longer
+    than `max_length` tokens, as sentence-transformers does; `truncation` says whether the methods warn of it ("warn"), refuse it
+    ("error"), or do neither ("off"). In int8, ONNX Runtime rounds a batch by one scale, so the result of a text depends a little
+    on the other texts of its batch.
 
     Args:
         folder: The exported folder.
@@ -89,32 +93,39 @@ class OnnxModel:
         tokenizer.enable_padding(direction=settings.get("padding_side", "right"), pad_id=pad_id)
         return tokenizer
 
-    def __call__(self, texts: Text | Iterable[Text]) -> Arrays:
+    @cached_property
+    def _find_entities(self) -> EntityFinder:
+        names = [self.config["id2label"][str(number)] for number in range(len(self.config["id2label"]))]
+        return EntityFinder(self.tokenizer, self.max_length, names, lambda windows: self._compute(windows)["logits"])
+
+    def __call__(self, texts: Text | Iterable[Text], truncation: Truncation = "warn") -> Arrays:
         """Return the outputs of the graph by name, of one batch of texts, padded to one length.
 
         Args:
             texts: A text, which is a batch of one, or several. A pair of texts is a tuple.
+            truncation: "warn", "error" or "off", for texts that are longer than `max_length`; also of a tagger.
 
         Raises:
             TypeError: An element is no text.
+            ValueError: A text is too long, and `truncation` is "error".
         """
-        encodings, outputs = self._compute(_texts_of(texts))
-        self._warn_of_cut([*map(_num_lost, encodings)])
-        return outputs
+        encodings = self.tokenizer.encode_batch(_texts_of(texts))
+        self._tell_truncated([*map(_num_lost, encodings)], truncation)
+        return self._compute(encodings)
 
-    def _compute(self, texts: list[Text]) -> tuple[list[Encoding], Arrays]:
-        encodings = self.tokenizer.encode_batch(texts)
+    def _compute(self, encodings: Sequence[Encoding]) -> Arrays:
         ids = np.array([encoding.ids for encoding in encodings], dtype=np.int64)
         mask = np.array([encoding.attention_mask for encoding in encodings], dtype=np.int64)
-        return encodings, self._run({"input_ids": ids, "attention_mask": mask})
+        return self._run({"input_ids": ids, "attention_mask": mask})
 
-    def _warn_of_cut(self, lost: list[int], stacklevel: int = 3) -> None:
-        """Warn, at the line of the caller, of texts that were cut; `lost` has the number of lost tokens of each text."""
-        if any(lost):
-            texts = f"{sum(map(bool, lost)):,} of {len(lost):,} texts are cut to {self.max_length:,} tokens"
-            warnings.warn(f"{texts}, and {sum(lost):,} tokens are lost; split long texts", stacklevel=stacklevel)
+    def _tell_truncated(self, lost: list[int], truncation: Truncation, stacklevel: int = 3) -> None:
+        """Warn, at the line of the caller, of truncated texts; `lost` has the number of lost tokens of each text."""
+        if fact := fact_of_truncated(lost, self.max_length, truncation):
+            warnings.warn(f"{fact}; split long texts", stacklevel=stacklevel)
 
-    def _read_output(self, name: str, read: Callable[..., Any], texts: Sequence[Text], batch_size: int) -> list:
+    def _read_output(
+        self, name: str, read: Callable[..., Any], texts: Sequence[Text], batch_size: int, truncation: Truncation
+    ) -> list:
         """Return `read(text, its encoding, its row of the output)` for each text; texts of similar length share a batch."""
         if name not in self.output_names:
             has = ", ".join(self.output_names)
@@ -124,13 +135,19 @@ class OnnxModel:
             )
         order = sorted(range(len(texts)), key=lambda number: -len("".join(texts[number])))
         results, lost = {}, []
-        for start in range(0, len(order), batch_size):
-            numbers = order[start : start + batch_size]
-            encodings, outputs = self._compute([texts[number] for number in numbers])
+        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+        def encode(numbers: list[int]) -> list[Encoding]:
+            return self.tokenizer.encode_batch([texts[number] for number in numbers])
+
+        if truncation == "error":  # before anything is computed
+            self._tell_truncated([each for numbers in batches for each in map(_num_lost, encode(numbers))], truncation)
+        for numbers in batches:
+            encodings = encode(numbers)
             lost += map(_num_lost, encodings)
-            for number, encoding, row in zip(numbers, encodings, outputs[name]):
+            for number, encoding, row in zip(numbers, encodings, self._compute(encodings)[name]):
                 results[number] = read(texts[number], encoding, row)
-        self._warn_of_cut(lost, 4)
+        self._tell_truncated(lost, truncation, 4)
         return [results[number] for number in range(len(texts))]
 
     def encode(
@@ -140,6 +157,7 @@ class OnnxModel:
         prompt: str | None = None,
         batch_size: int = 32,
         normalize_embeddings: bool = False,
+        truncation: Truncation = "warn",
     ) -> np.ndarray:
         """Return the embeddings of texts, as `SentenceTransformer.encode` does.
 
@@ -149,12 +167,13 @@ class OnnxModel:
             prompt: A prompt, instead of a name.
             batch_size: Number of texts in a batch of the model.
             normalize_embeddings: Scale each embedding to length 1.
+            truncation: "warn", "error" or "off", for texts that are longer than `max_length`.
 
         Returns:
             (D,) for one text, otherwise (number of texts, D), float32.
 
         Raises:
-            ValueError: The graph has no embeddings, or the model has no such prompt.
+            ValueError: The graph has no embeddings, the model has no such prompt, or a text is refused because of its length.
             TypeError: An element is no text.
         """
         if prompt is None and (name := prompt_name or self.default_prompt_name) is not None:
@@ -164,26 +183,31 @@ class OnnxModel:
         found: Iterable[Any] = [texts] if isinstance(texts, str | dict) else texts
         prompted = [(prompt or "") + text for text in found]
         # The empty text gives the width of an empty result.
-        rows = self._read_output("sentence_embedding", lambda text, encoding, row: row, prompted or [""], batch_size)
+        rows = self._read_output(
+            "sentence_embedding", lambda *found: found[-1], prompted or [""], batch_size, truncation
+        )
         vectors = np.stack(rows)
         if normalize_embeddings:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors[0] if isinstance(texts, str) else vectors[: len(prompted)]
 
-    def encode_sparse(self, texts: str | Iterable[str], is_query: bool = False, batch_size: int = 32) -> Any:
+    def encode_sparse(
+        self, texts: str | Iterable[str], is_query: bool = False, batch_size: int = 32, truncation: Truncation = "warn"
+    ) -> Any:
         """Return the weights of words, as `SparseEncoder` does by `encode_document` or `encode_query`; needs SciPy.
 
         Args:
             texts: A text, or several.
             is_query: Whether they are queries, which have a prompt of their own, and perhaps weights without inference.
             batch_size: Number of texts in a batch of the model.
+            truncation: As of `encode`; queries and documents can have lengths of their own.
 
         Returns:
             A `scipy.sparse.csr_array` (number of texts, V), float32, with one row for one text. The attribute `max_active_dims`
             is the number of the largest weights of a text that are kept, None for all.
 
         Raises:
-            ValueError: The graph has no such weights.
+            ValueError: The graph has no such weights, or a text is refused because of its length.
             TypeError: An element is no text.
         """
         from scipy.sparse import csr_array, vstack
@@ -194,26 +218,29 @@ class OnnxModel:
             return csr_array(row[None])
 
         reader, prompted = self._read_as(is_query, texts)
-        rows = reader._read_output("sparse_embedding", read, prompted or [""], batch_size)
+        rows = reader._read_output("sparse_embedding", read, prompted or [""], batch_size, truncation)
         return vstack(rows, format="csr")[: len(prompted)]
 
-    def encode_multi_vector(self, texts: str | Iterable[str], is_query: bool = False, batch_size: int = 32) -> Any:
+    def encode_multi_vector(
+        self, texts: str | Iterable[str], is_query: bool = False, batch_size: int = 32, truncation: Truncation = "warn"
+    ) -> Any:
         """Return the vectors of tokens, as `MultiVectorEncoder` does by `encode_document` or `encode_query`.
 
         Args:
             texts: A text, or several.
             is_query: Whether they are queries, which have a prompt, a length and an expansion of their own.
             batch_size: Number of texts in a batch of the model.
+            truncation: As of `encode`; queries and documents can have lengths of their own.
 
         Returns:
             (number of tokens, D) for one text, otherwise a list of such arrays, float32.
 
         Raises:
-            ValueError: The graph has no such vectors.
+            ValueError: The graph has no such vectors, or a text is refused because of its length.
             TypeError: An element is no text.
         """
         reader, prompted = self._read_as(is_query, texts)
-        found = reader._read_output("token_embeddings", lambda text, encoding, rows: rows, prompted, batch_size)
+        found = reader._read_output("token_embeddings", lambda *found: found[-1], prompted, batch_size, truncation)
         return found[0] if isinstance(texts, str) else found
 
     def _read_as(self, is_query: bool, texts: str | Iterable[str]) -> tuple["OnnxModel", list[Text]]:
@@ -267,35 +294,42 @@ class OnnxModel:
 
         self._run = run
 
-    def predict(self, texts: Text | Iterable[Text], top_k: int | None = None, batch_size: int = 32) -> Any:
+    def predict(
+        self,
+        texts: Text | Iterable[Text],
+        top_k: int | None = None,
+        batch_size: int = 32,
+        truncation: Truncation = "warn",
+    ) -> Any:
         """Return what the model says of texts, as the pipelines of transformers do.
 
         Args:
             texts: A text, or several. A pair of texts is a tuple.
             top_k: Number of the best labels of a text (by default only the best, and no list) or tokens for a mask (default 5).
-            batch_size: Number of texts in a batch of the model.
+            batch_size: Number of texts in a batch of the model; of a tagger, of windows.
+            truncation: "warn", "error" or "off", for texts that are longer than `max_length`. A tagger truncates nothing.
 
         Returns:
             A result for one text, otherwise a list of results. Of a classifier: `label` and `score`. Of a tagger: a list of
-            entities, joined as by the pipeline's aggregation strategy "first". Of a masked language model: as of the pipeline
-            "fill-mask".
+            entities of a text of any length, as of `EntityFinder`. Of a masked language model: as of the pipeline "fill-mask".
 
         Raises:
-            ValueError: The model is of another kind, or a text has not one mask.
+            ValueError: The model is of another kind, a text has not one mask, or it is refused because of its length.
             TypeError: An element is no text.
         """
         heads: dict[str, Callable] = {
             "ForSequenceClassification": partial(self._labels, top_k),
-            "ForTokenClassification": self._entities,
             "ForMaskedLM": partial(self._fillings, top_k),
             "LMHead": partial(self._fillings, top_k),
         }
-        architecture = self.config["architectures"][0]
+        architecture, found = self.config["architectures"][0], _texts_of(texts)
+        if architecture.endswith("ForTokenClassification"):
+            entities = self._find_entities(found, batch_size)
+            return entities[0] if isinstance(texts, str | tuple) else entities
         read: Any = next((heads[name] for name in heads if architecture.endswith(name)), None)
-        found = _texts_of(texts)
         if prompt := self.prompts.get(self.default_prompt_name or ""):  # of a model of sentence-transformers
             found = [(prompt + text[0], *text[1:]) if isinstance(text, tuple) else prompt + text for text in found]
-        results = self._read_output("logits", read, found, batch_size)
+        results = self._read_output("logits", read, found, batch_size, truncation)
         return results[0] if isinstance(texts, str | tuple) else results
 
     def answer(self, question: str, context: str, max_answer_tokens: int = MAX_ANSWER_TOKENS) -> dict:
@@ -348,28 +382,6 @@ class OnnxModel:
             scores = _softmax(logits)
         best = [{"label": names[str(index)], "score": float(scores[index])} for index in np.argsort(-scores)[:top_k]]
         return best[0] if top_k is None else best
-
-    def _entities(self, text: Text, encoding: Encoding, logits: np.ndarray) -> list[dict]:
-        """Join adjacent words of one tag; a word has the tag of its first token."""
-        if not isinstance(text, str):
-            raise ValueError(f"{text!r} is a pair, and a tagger reads one text; give a text, or a list of texts")
-        scores, entities, last_kind = _softmax(logits), [], "O"
-        for word in dict.fromkeys(encoding.word_ids):
-            if word is None:  # a special token or padding
-                continue
-            token, (start, end) = encoding.word_to_tokens(word)[0], encoding.word_to_chars(word)
-            tag = self.config["id2label"][str(scores[token].argmax())]
-            kind = tag[2:] if tag.startswith(("B-", "I-")) else tag
-            if kind != "O":
-                if kind != last_kind or tag.startswith("B-"):
-                    entities.append({"entity_group": kind, "score": [], "start": start})
-                entities[-1]["score"].append(scores[token].max())
-                entities[-1]["end"] = end
-            last_kind = kind
-        return [
-            entity | {"score": float(np.mean(entity["score"])), "word": text[entity["start"] : entity["end"]]}
-            for entity in entities
-        ]
 
     def _fillings(self, top_k: int | None, text: Text, encoding: Encoding, logits: np.ndarray) -> list[dict]:
         tokens, mask_id = list(encoding.ids), self.tokenizer.token_to_id(self.mask_token)

@@ -89,7 +89,7 @@ def read_rows(
             their names has a NUL character.
         OSError: The file cannot be read.
     """
-    file, suffix = Path(file), _suffix(file)
+    file, suffix = Path(file), _suffix(Path(file))
     if suffix == ".parquet":
         rows = _parquet_rows(file, columns)
     elif suffix in (".json", ".jsonl"):
@@ -124,7 +124,7 @@ def read_texts(
         ValueError: As of `read_rows`; or a text is not a string, or the file has no such column.
         OSError: The file cannot be read.
     """
-    if _suffix(file) == ".txt":
+    if _suffix(Path(file)) == ".txt":
         yield from _readable(file, _text_documents(Path(file), sample_by, encoding))
         return
     for number, (place, row) in enumerate(read_rows(file, [column], encoding=encoding)):
@@ -196,8 +196,7 @@ def _readable(file: str | Path, rows: Rows, faults: Faults | None = None) -> Row
         raise ValueError(f"{file} cannot be read; it is damaged, or its suffix is wrong: {error}") from error
 
 
-def _suffix(file: str | Path) -> str:
-    file = Path(file)
+def _suffix(file: Path) -> str:
     return (Path(file.stem) if file.suffix in COMPRESSIONS else file).suffix.lower()
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+Truncation = Literal["warn", "error", "off"]  # what becomes of texts that are longer than the model reads
 LINE_ENDS = re.compile(r"\r\n|[\t\n\v\f\r\x85\u2028\u2029]")
 # ECMA-48: ESC or one C1 character begins a sequence. A sequence without its end loses its beginning only, so no text is hidden.
 CONTROLS = re.compile(
@@ -59,6 +60,26 @@ def beginning(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | N
             return part
         length *= 2  # of blanks, of words that are one token, or without white space
     return text
+
+
+def fact_of_truncated(lost: Sequence[int], longest: int, truncation: Truncation) -> str:
+    """Return a sentence that counts the texts that are truncated and their tokens; empty if there is nothing to warn of.
+
+    Args:
+        lost: For each text, the number of its tokens that are not read.
+        longest: Length in tokens at which texts are truncated.
+        truncation: "warn" returns the sentence, "error" refuses such texts, and "off" allows them.
+
+    Raises:
+        ValueError: A text is truncated, and `truncation` is "error"; or it is none of these words.
+    """
+    if truncation not in get_args(Truncation):
+        raise ValueError(f"truncation={truncation!r} is none of {', '.join(get_args(Truncation))}; choose one of them")
+    counts = f"{sum(map(bool, lost)):,} of {len(lost):,} texts are truncated to {longest:,} tokens"
+    fact = f"{counts}, and {sum(lost):,} tokens are lost" if any(lost) and truncation != "off" else ""
+    if fact and truncation == "error":
+        raise ValueError(f"{fact}; split long texts, or allow it: truncation=warn")
+    return fact
 
 
 def check_leaves_tokens(max_seq_length: int | None, name: str = "max_seq_length") -> None:

@@ -136,8 +136,8 @@ def foreign_settings(file: Path) -> Iterator[tuple[str, Any]]:
     """Return the settings of a JSON file by which transformers or sentence-transformers would run code of another place."""
     content = read_json(file)
     is_judged = {"type": file.name == "modules.json", "types": isinstance(content, dict) and "structure" in content}
-    for key, value in _pairs(content):
-        names = [leaf for leaf in leaves(value) if isinstance(leaf, str)]
+    for key, value in (pair for node in nodes(content) if isinstance(node, dict) for pair in node.items()):
+        names = [node for node in nodes(value) if isinstance(node, str)]
         if key == "auto_map":  # a class in a file of the folder, such as "modeling_neobert.NeoBERTModel", is its own
             found = [re.fullmatch(r"(\w+)\.\w+", name) for name in names]
             is_own = all(each and (file.parent / f"{each[1]}.py").is_file() for each in found)
@@ -147,24 +147,11 @@ def foreign_settings(file: Path) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def leaves(content: Any) -> Iterator[Any]:
-    """All values of JSON content that are neither a dict nor a list."""
-    if not isinstance(content, dict | list):
-        yield content
-    for value in _values(content):
-        yield from leaves(value)
-
-
-def _pairs(content: Any) -> Iterator[tuple[str, Any]]:
-    """All keys of JSON content with their values, at any depth."""
-    if isinstance(content, dict):
-        yield from content.items()
-    for value in _values(content):
-        yield from _pairs(value)
-
-
-def _values(content: Any) -> Iterable[Any]:
-    return content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+def nodes(content: Any) -> Iterator[Any]:
+    """All parts of JSON content at any depth, a part before those inside of it."""
+    yield content
+    for part in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        yield from nodes(part)
 
 
 def read_json(file: Path) -> Any:

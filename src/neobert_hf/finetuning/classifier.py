@@ -37,8 +37,9 @@ from transformers import (
     Trainer,
 )
 
+from ..embeddings.models import tokens_lost
 from ..files.messages import say
-from ..files.texts import beginning
+from ..files.texts import Truncation, beginning, fact_of_truncated
 from ..files.writing import writing
 from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
 from ..runs.adapters import labels_of_adapter
@@ -75,6 +76,8 @@ class Classifier(ClassifierMixin, Job):
         head_first: Whether `fit` begins with the last layer alone, on the vectors of the frozen encoder, see `fit_linear`. None
             does so for a new classifier with fewer than 100 rows of each class, and fewer than 2,000 in all.
         verbose: Tell what `fit`, `evaluate`, `predict` and `save` find; False leaves warnings and errors only.
+        truncation: What becomes of texts that are longer than the model reads: "warn" counts them in a line, "error" refuses
+            them before anything is trained or predicted, "off" allows them.
     """
 
     auto_class = AutoModelForSequenceClassification
@@ -90,9 +93,11 @@ class Classifier(ClassifierMixin, Job):
         adapter: LoraConfig | None = None,
         head_first: bool | None = None,
         verbose: bool = True,
+        truncation: Truncation = "warn",
     ):
         super().__init__(model, max_seq_length, verbose)
         self.classifier_pooling, self.adapter, self.head_first = classifier_pooling, adapter, head_first
+        self.truncation = truncation
 
     def _begin(self) -> None:
         if self.adapter and self.classifier_pooling:  # its folder has no config of the model
@@ -266,14 +271,14 @@ class Classifier(ClassifierMixin, Job):
         columns = zip(*texts) if isinstance(texts[0], tuple) else [texts]
         rows = Dataset.from_dict({f"text{i}": list(column) for i, column in enumerate(columns)})
 
-        def tokens(part: dict[str, list]) -> dict[str, list]:
+        def tokens(part: dict[str, list]) -> BatchEncoding:
             columns = [[beginning(text, tokenizer) for text in column] for column in part.values()]
-            found = tokenizer(*columns, truncation=True)
-            return {**found, "is_truncated": are_truncated(found, tokenizer.model_max_length)}
+            return tokenizer(*columns, truncation=True)
 
-        rows = rows.map(tokens, batched=True, remove_columns=rows.column_names)
-        self._num_truncated = sum(rows["is_truncated"])
-        rows = rows.remove_columns("is_truncated")
+        rows, limit = rows.map(tokens, batched=True, remove_columns=rows.column_names), tokenizer.model_max_length
+        full = [text for text, ids in zip(texts, rows["input_ids"]) if len(ids) >= limit]
+        lost = tokens_lost(tokenizer, limit, full) + [0] * (len(texts) - len(full))
+        self._truncated = fact_of_truncated(lost, limit, self.truncation)
         if labels is None:
             return rows
         targets = self.encode(labels)
@@ -409,13 +414,6 @@ def values_of(labels: Iterable[Any], classes: Iterable[Any] | None) -> dict[str,
     values = [one for label in every for one in labels_of(as_list(label))]
     values = [one.item() if isinstance(one, np.generic) else one for one in values]
     return {label_text(one): one for one in values} if {*map(type, values)} in ({int}, {float}, {bool}) else {}
-
-
-def are_truncated(tokens: BatchEncoding, limit: int) -> list[bool]:
-    """Return for each text of a tokenizer's output whether it was truncated to `limit` tokens."""
-    if tokens.encodings:
-        return [bool(one.overflowing) for one in tokens.encodings]
-    return [len(ids) >= limit for ids in tokens["input_ids"]]  # a slow tokenizer does not say it
 
 
 def draw_matrix(matrix: np.ndarray, names: list[str], file: Path) -> None:

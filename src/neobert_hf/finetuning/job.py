@@ -139,7 +139,7 @@ class Job(BaseEstimator, ABC):
     noun: str
     column_names: tuple[str, ...] = ("texts", "labels")  # of `fit`
     _best_metric: str | None = "f1"  # chooses the best epoch
-    _num_truncated = 0  # of the rows that were tokenized last; windows truncate nothing
+    _truncated = ""  # a sentence about the rows that were tokenized last; windows truncate nothing
     _begun: str | None = None  # the model to which all of this belongs
     problem_type: str | None = None  # of texts, as in the config of a model
 
@@ -351,7 +351,7 @@ class Job(BaseEstimator, ABC):
         self._learned, validation = columns, validation and self._columns(*validation)
         self.tokenizer.model_max_length = self.max_seq_length
         rows = {"train_dataset": self._tokenized(*columns, is_training=True)}
-        self._say_truncated(len(columns[0]), "training")
+        self._say_truncated("training")
         if validation:
             rows["eval_dataset"] = held_out = self._tokenized(*validation)
             rows["compute_metrics"] = lambda found: self._metrics_of_epoch(found, held_out, validation)
@@ -407,14 +407,12 @@ class Job(BaseEstimator, ABC):
             fact = f"{split}: {count:,} of {len(inputs[0]):,} rows equal a training row, so the scores are too good"
             self._remark(fact, "remove repeated rows")
 
-    def _say_truncated(self, num_rows: int, split: str | None = None) -> None:
+    def _say_truncated(self, split: str | None = None) -> None:
         """Say how many of the rows that were tokenized last are truncated; those of a training are in its record too."""
-        length, remedy = self.tokenizer.model_max_length, "choose max_seq_length"
-        fact = f"{self._num_truncated:,} of {num_rows:,} texts are truncated to {length} tokens"
-        if self._num_truncated and split:
-            self._remark(f"{split}: {fact}", remedy)
-        elif self._num_truncated:
-            messages.say(f"{fact}; {remedy}")
+        if self._truncated and split:
+            self._remark(f"{split}: {self._truncated}", "choose max_seq_length")
+        elif self._truncated:
+            messages.say(f"{self._truncated}; choose max_seq_length")
 
     @told
     def outputs(self, *inputs, training: FineTuningArguments | None = None) -> Any:
@@ -432,7 +430,7 @@ class Job(BaseEstimator, ABC):
         if not columns[0]:
             return np.zeros((0, len(self._classes)), np.float32)
         rows = self._tokenized(*columns)
-        self._say_truncated(len(rows))
+        self._say_truncated()
         trainer.compute_metrics = None
         hidden = [name for name in rows.column_names if name.startswith("label")]
         outputs = self._outputs(rows, trainer.predict(rows.remove_columns(hidden)).predictions, columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
 from .job import Job, all_or_nothing
 from .rows import check_known, given_names
 from .summary import say_worst
+from .tags import own_pieces
 from .words import checked_tags, checked_words, from_iob2, iob2_names, is_iob, tag_names, tag_scheme, to_iob2
 
 FEW_SENTENCES = 3000
@@ -134,8 +135,7 @@ class Tagger(Job):
         ids = [[numbers[tag] for tag in of_row] for of_row in tags] if tags else [[0] * len(of_row) for of_row in words]
         rows = Dataset.from_dict({"words": list(words), "tags": ids})
         length = min(self.max_seq_length, self.tokenizer.model_max_length)
-        labels_of = partial(piece_labels, names=self._classes) if is_training else first_pieces
-        options = {"tokenizer": self.tokenizer, "length": length, "labels_of": labels_of, "is_training": is_training}
+        options = {"tokenizer": self.tokenizer, "length": length, "names": self._classes if is_training else None}
         return rows.map(cut, batched=True, with_indices=True, remove_columns=rows.column_names, fn_kwargs=options)
 
     def _outputs(self, rows: Dataset, logits: np.ndarray, inputs: Sequence) -> list[np.ndarray]:
@@ -230,11 +230,6 @@ def piece_labels(words: np.ndarray, is_joined: np.ndarray, tags: np.ndarray, nam
     return np.stack([first, np.where(is_adjacent[words] & is_joined, tags[words], first)], -1)
 
 
-def first_pieces(words: np.ndarray, _: np.ndarray, tags: np.ndarray) -> np.ndarray:
-    """Return (number of pieces, 2) labels: twice the tag of a word at its first piece; the arguments are as in `piece_labels`."""
-    return np.stack([np.where(_is_first(words), tags[words], IGNORED)] * 2, -1)
-
-
 def _is_first(words: np.ndarray) -> np.ndarray:
     """Whether a piece is the first of its word."""
     return np.diff(words, prepend=-1) != 0
@@ -268,36 +263,31 @@ def tag_report(sought: list[list[str]], found: list[list[str]], output_dict: boo
     return entities.classification_report(sought, found, **options)
 
 
-def cut(rows: dict[str, list], numbers: list[int], tokenizer, length: int, labels_of, is_training: bool) -> dict:
-    """Return windows of rows of words, for `Dataset.map`; `labels_of` makes the labels of the pieces of a whole row."""
+def cut(rows: dict[str, list], numbers: list[int], tokenizer, length: int, names: Sequence[str] | None = None) -> dict:
+    """Return windows of rows of words, for `Dataset.map`; `names` are those of the tags, of a training."""
     overlap = (length - tokenizer.num_special_tokens_to_add()) // 4
     tokens = _tokenize(tokenizer, rows["words"], length, overlap)
     prefix = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
-    owners = tokens["overflow_to_sample_mapping"]
-    places = [[j for j, word in enumerate(tokens.word_ids(i)) if word is not None] for i in range(len(owners))]
-    words: list[list[int]] = [[] for _ in rows["words"]]  # of the pieces of a whole row
-    is_joined: list[list[bool]] = [[] for _ in rows["words"]]  # to the piece before, by the pipeline
-    starts = []  # of windows in their rows
-    for i, owner in enumerate(owners):
-        word_of, names, shared = tokens.word_ids(i), tokens.tokens(i), overlap if words[owner] else 0
-        starts.append(len(words[owner]) - shared)
-        for j in places[i][shared:]:
-            same_word = words[owner][-1:] == [word_of[j]]
-            is_joined[owner].append(names[j].startswith(prefix) if prefix else same_word)
-            words[owner].append(word_of[j])
-    labels = [labels_of(*map(np.array, row)) for row in zip(words, is_joined, rows["tags"])]
-    windows = []
-    for i, owner in enumerate(owners):
-        # evaluation: half of an overlap belongs to the window before, the other half to the one after
-        first, end = starts[i], starts[i] + len(places[i])
-        if not is_training:
-            first += overlap // 2 if first else 0
-            end -= overlap - overlap // 2 if owners[i + 1 : i + 2] == [owner] else 0
-        window = np.full((len(tokens["input_ids"][i]), 2), IGNORED)
-        window[places[i][first - starts[i] : end - starts[i]]] = labels[owner][first:end]
-        windows.append(window)
+    owners, labels = tokens["overflow_to_sample_mapping"], []
+    for owner, of_row in groupby(range(len(owners)), owners.__getitem__):
+        windows, pieces = zip(*((tokens.word_ids(i), tokens.tokens(i)) for i in of_row))
+        own, tags = [*own_pieces(windows, overlap)], np.array(rows["tags"][owner])
+        words = np.array([windows[i][column] for i, column in own])
+        of_windows = [np.full((len(window), 2), IGNORED) for window in windows]
+        labels += of_windows
+        if names is None:  # the first piece of a word, in one window
+            for (i, column), word, is_first in zip(own, words, _is_first(words)):
+                of_windows[i][column] = tags[word] if is_first else IGNORED
+            continue
+        # pieces that the pipeline joins to the one before
+        is_joined = [pieces[i][column].startswith(prefix) for i, column in own] if prefix else ~_is_first(words)
+        of_pieces, start = piece_labels(words, np.array(is_joined), tags, names), 0
+        for window, labels_of in zip(windows, of_windows):
+            columns = [column for column, word in enumerate(window) if word is not None]
+            labels_of[columns] = of_pieces[start : start + len(columns)]
+            start += len(columns) - overlap
     inputs = {name: tokens[name] for name in tokenizer.model_input_names if name in tokens}
-    return inputs | {"labels": windows, "row": [numbers[owner] for owner in owners]}
+    return inputs | {"labels": labels, "row": [numbers[owner] for owner in owners]}
 
 
 def _tokenize(tokenizer: PreTrainedTokenizerBase, rows: list[list[str]], length: int, overlap: int) -> BatchEncoding:

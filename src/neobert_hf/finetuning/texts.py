@@ -15,6 +15,7 @@ from transformers.hf_argparser import HfArg
 
 from ..files.messages import say
 from ..files.rows import trimmed
+from ..files.texts import Truncation
 from .rows import (
     Columns,
     LabelledDataArguments,
@@ -54,6 +55,9 @@ class LabelledTextArguments(LabelledDataArguments):
     label_column: str = HfArg(default="label", help="Column of the class, the list of classes, or the number.")
     label_columns: list[str] = HfArg(default=None, help="Columns of 0 and 1, one for each class, instead.")
     label_separator: str = HfArg(default=None, help="What separates the classes in --label_column, such as ';'.")
+    truncation: Truncation = HfArg(
+        default="warn", help="Texts above max_seq_length: warn, error (refuse them), or off."
+    )
     problem_type: Kind = HfArg(default="auto", help="auto: by the labels of the training rows.")
 
     def __post_init__(self):

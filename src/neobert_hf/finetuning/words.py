@@ -29,6 +29,7 @@ from .rows import (
     read_splits,
     settle,
 )
+from .tags import kinds_of
 
 CONLL_SUFFIXES = (".conll", ".txt", ".iob", ".bio", ".tsv")
 WORD_COLUMNS = ("words", "tokens")
@@ -157,8 +158,6 @@ def _iob2_tag(tag: str) -> str:
 def from_iob2(rows: Iterable[Sequence[str]], scheme: str) -> list[list[str]]:
     """Return rows of B-, I- and O in a scheme that marks last words and single words; the entities stay the same.
 
-    An I- that continues no entity of its kind begins one, as in `conlleval` and in the default mode of seqeval.
-
     Args:
         rows: Tags of each row.
         scheme: IOBES or BILOU.
@@ -167,7 +166,7 @@ def from_iob2(rows: Iterable[Sequence[str]], scheme: str) -> list[list[str]]:
     letters = {(True, True): single, (True, False): "B", (False, True): last, (False, False): "I"}
     found = []
     for row in rows:
-        is_first = [tag != f"I-{before[2:]}" for before, tag in zip(["O", *row], row)]
+        is_first = [is_first for _, is_first in kinds_of(row)]
         is_last = [*is_first[1:], True]
         found.append([tag if tag == "O" else letters[ends] + tag[1:] for tag, ends in zip(row, zip(is_first, is_last))])
     return found

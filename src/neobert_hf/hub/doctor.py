@@ -28,7 +28,7 @@ from ..files.trust import (
     check_vocabulary,
     foreign_settings,
     holds_tokenizer,
-    leaves,
+    nodes,
     read_json,
     resolve,
 )
@@ -363,7 +363,7 @@ def check_json(subject: Subject) -> Findings:
                 yield code, subject.name(file), one_line(error).partition(";")[0]
             continue
         for key, value in settings:
-            names = [str(leaf) for leaf in leaves(value) if leaf]
+            names = [str(leaf) for leaf in nodes(value) if leaf and not isinstance(leaf, dict | list)]
             is_missing = key == "auto_map" and all(re.fullmatch(r"\w+\.\w+", name) for name in names)
             code = "code-missing" if is_missing else "foreign-code"
             yield code, f"{subject.name(file)}: {key}", json.dumps(value)[:200]

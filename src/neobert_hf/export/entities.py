@@ -1,0 +1,83 @@
+"""Entities of texts of any length, by the logits of windows: `EntityFinder`, without torch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from ..finetuning.tags import kinds_of, own_pieces
+
+
+@dataclass
+class EntityFinder:
+    """Finds the entities of texts of any length, which a tagger reads in windows; a word has the tag that `Tagger` gives it.
+
+    The tag of a word is that of its first token, in the window in which this has the most context on both sides. Windows overlap
+    by a quarter. Words are joined as by the aggregation strategy "first" of the pipeline of transformers.
+
+    Args:
+        tokenizer: The tokenizer.
+        max_length: Length in tokens of a window.
+        names: Names of the tags, in the order of the logits.
+        run: Returns the logits (B, L, number of tags) of B windows, which are padded to L tokens.
+    """
+
+    tokenizer: Tokenizer
+    max_length: int
+    names: Sequence[str]
+    run: Callable[[Sequence[Encoding]], np.ndarray]
+
+    def __post_init__(self) -> None:
+        self.tokenizer = Tokenizer.from_str(self.tokenizer.to_str())
+        self.overlap = (self.max_length - self.tokenizer.num_special_tokens_to_add(is_pair=False)) // 4
+        self.tokenizer.enable_truncation(self.max_length, stride=self.overlap)
+        self.tokenizer.enable_padding()  # the mask hides it, so that any id serves
+
+    def __call__(self, texts: Sequence[Any], batch_size: int = 32) -> list[list[dict]]:
+        """Return for each text its entities in order, as dicts with `entity_group`, `score`, `start`, `end` and `word`.
+
+        Args:
+            texts: Texts.
+            batch_size: Number of windows in a batch of the model.
+
+        Raises:
+            ValueError: An element is a pair of texts.
+            TypeError: An element is no text.
+        """
+        if pairs := [text for text in texts if isinstance(text, tuple)]:
+            raise ValueError(f"{pairs[0]!r} is a pair, and a tagger reads one text; give a text, or a list of texts")
+        order, found = sorted(range(len(texts)), key=lambda number: -len(texts[number])), {}
+        for start in range(0, len(order), batch_size):
+            numbers = order[start : start + batch_size]
+            encodings = self.tokenizer.encode_batch([texts[number] for number in numbers])
+            windows = [[first, *first.overflowing] for first in encodings]
+            every = [*chain(*windows)]
+            batches = (every[i : i + batch_size] for i in range(0, len(every), batch_size))
+            logits = chain.from_iterable(map(self.run, batches))
+            for number, of_text in zip(numbers, windows):
+                found[number] = self._entities(texts[number], of_text, [next(logits) for _ in of_text])
+        return [found[number] for number in range(len(texts))]
+
+    def _entities(self, text: str, windows: Sequence[Encoding], logits: Sequence[np.ndarray]) -> list[dict]:
+        word_ids, offsets = zip(*((window.word_ids, window.offsets) for window in windows))
+        words, last = [], None
+        for window, column in own_pieces(word_ids, self.overlap):
+            (start, end), word = offsets[window][column], word_ids[window][column]
+            if word != last:
+                words.append({"start": start, "logits": logits[window][column]})
+            words[-1]["end"], last = end, word
+        scores = [np.exp(word["logits"] - word["logits"].max()) for word in words]
+        kinds = kinds_of([self.names[each.argmax()] for each in scores])
+        entities: list[dict[str, Any]] = []
+        for word, of_word, (kind, is_first) in zip(words, scores, kinds):
+            if kind != "O":
+                if is_first:
+                    entities.append({"entity_group": kind, "score": [], "start": word["start"]})
+                entities[-1]["score"].append(1 / of_word.sum())  # of the best tag
+                entities[-1]["end"] = word["end"]
+        for entity in entities:
+            entity |= {"score": float(np.mean(entity["score"])), "word": text[entity["start"] : entity["end"]]}
+        return entities
