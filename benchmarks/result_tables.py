@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples/paper"))
-from evaluation_report import evaluation_report
+from evaluation_report import evaluation_report, mteb_tables
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -333,7 +333,7 @@ SPECIAL = (
     versions,
 )
 # other results are a list of rows
-RENDER = {function.__name__: function for function in SPECIAL} | {"evaluation": evaluation_report}
+RENDER = {function.__name__: function for function in SPECIAL} | {"evaluation": evaluation_report, "mteb": mteb_tables}
 
 
 def render(result: dict) -> str:

@@ -81,10 +81,8 @@ def evaluation_report(result: dict, for_card: bool = False) -> str:
         (f"{start:,} to {point['up_to']:,}", point["texts"], f"{point['median']:.1f}")
         for start, point in zip(starts, perplexity["by_length"])
     ]
-    machine = result["gpu"] or f"{result['cores']} cores of {result['processor']}, {result['instructions']}"
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     training = f"Fine-tuned with {result['max_steps']:,} batches of 32 rows at a learning rate of {result['learning_rate']:g}. "
-    place = f", each with its best evaluation. {result['dtype']}, {machine}, {versions}"
+    place = f", each with its best evaluation. {_place(result)}"
     if for_card:
         training, place = "", ""
     parts = [
@@ -96,6 +94,37 @@ def evaluation_report(result: dict, for_card: bool = False) -> str:
         f"Medians over {perplexity['texts']:,} texts of at most {perplexity['max_seq_length']:,} tokens, each with a sample of "
         f"its positions. The median of all of them is {perplexity['median']:.1f}.",
     ]
+    return "\n\n".join(parts)
+
+
+def _place(result: dict) -> str:
+    """Dtype, machine and versions of a result."""
+    machine = result["gpu"] or f"{result['cores']} cores of {result['processor']}, {result['instructions']}"
+    return ", ".join([result["dtype"], machine, *map(" ".join, result["versions"].items())])
+
+
+def mteb_tables(result: dict) -> str:
+    """Return a result of examples/paper/evaluate_mteb.py as Markdown: means and seconds of the models, scores of the tasks."""
+    models, rows = result["models"], []
+    for model in models:
+        seconds = [score["seconds"] for score in model["scores"]]
+        means = {name: None if mean is None else f"{mean:.2f}" for name, mean in model["averages"].items()}
+        total = "" if None in seconds else f"{sum(seconds):,.0f}"
+        rows.append({"model": model["model"], **means, "seconds": total, "prompts": model["prompts"]})
+    scores = {(m["model"], score["task"]): f"{score['score']:.2f}" for m in models for score in m["scores"]}
+    tasks = [
+        {"task": task, "type": kind}
+        | ({"texts": result["num_texts"][task]} if any(result["num_texts"].values()) else {})
+        | {model["model"]: scores.get((model["model"], task)) for model in models}
+        for task, kind in result["types"].items()
+    ]
+    options = {"headers": "keys", "tablefmt": "github", "disable_numparse": True, "missingval": ""}
+    parts = [f"### {result['benchmark_name']}", tabulate(rows, **options), tabulate(tasks, **options)]
+    parts.append(f"{_place(result)}, mteb {result['mteb']}.")
+    if missing := sorted({task for model in models for task in model["missing"]}):
+        parts.append(f"A mean is empty while one of its tasks has no score: {', '.join(missing)}.")
+    reasons = [f"- {task}: {reason}" for model in models for task, reason in model["without_score"].items()]
+    parts += ["\n".join(dict.fromkeys(reasons))] if reasons else []
     return "\n\n".join(parts)
 
 

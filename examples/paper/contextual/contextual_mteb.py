@@ -64,7 +64,7 @@ def context_documents(task, split: str, subset: str) -> list[str] | None:
 @contextmanager
 def in_contexts(model: SentenceTransformer, tasks: list) -> Iterator:
     """Return the wrapper class for `mteb_scores.evaluate`, None for a plain model; a context is restored at the end."""
-    if not is_contextual(model):
+    if not isinstance(model, SentenceTransformer) or not is_contextual(model):  # or a baseline of mteb
         yield None
         return
     contextual = contextual_model(model)
