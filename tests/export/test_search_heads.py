@@ -17,7 +17,7 @@ from neobert_hf.hub import examine
 
 TEXTS = [SENTENCE, "the fox", "", "[CLS] [SEP]", f"{SENTENCE}, " * 5, "dog. red, red sea!"]  # two are cut
 FP32 = {"rtol": 1e-5, "atol": 1e-5}  # float32 sums in another order
-pytestmark = pytest.mark.filterwarnings("ignore:.*are cut to")
+pytestmark = pytest.mark.filterwarnings("ignore:.*are truncated to")
 
 
 @pytest.fixture
@@ -97,5 +97,5 @@ def test_a_multi_vector_model_gives_the_vectors_and_scores_of_sentence_transform
         scores = [[(query @ document.T).max(1).sum() for document in both[False]] for query in both[True]]
         wanted = model.similarity(model.encode_query(TEXTS), model.encode_document(TEXTS))
         np.testing.assert_allclose(scores, wanted, **FP32)
-    with pytest.warns(UserWarning, match=rf"2 of 6 texts are cut to {document_length or 20} tokens"):
+    with pytest.warns(UserWarning, match=rf"2 of 6 texts are truncated to {document_length or 20} tokens"):
         onnx.encode_multi_vector(TEXTS)
