@@ -99,6 +99,17 @@ def largest_file(num_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def fill_disk_at_the_last_save(monkeypatch, trainer, num_bytes):
+    """Let files have at most `num_bytes` while a trainer of this class saves its model."""
+    save = trainer.save_model
+
+    def save_on_a_full_disk(*args):
+        with largest_file(num_bytes):
+            save(*args)
+
+    monkeypatch.setattr(trainer, "save_model", save_on_a_full_disk)
+
+
 def write_documents(folder, lengths, documents_per_task=10, special_tokens=(0, 0)):
     """Tokenized documents in the files of datatrove, without a tokenizer: each holds its own number, repeated."""
     from neobert_hf.pretraining import tokenizing
@@ -122,6 +133,38 @@ def json_lines(file, rows):
     """Write rows as JSON lines, and return the file."""
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
     return file
+
+
+def contents(folder):
+    """The bytes of each file and link of a folder, by path."""
+    files = (file for file in folder.rglob("*") if file.is_file() or file.is_symlink())
+    return {str(file.relative_to(folder)): file.read_bytes() if file.is_file() else file.readlink() for file in files}
+
+
+def change_config(folder, **values):
+    """Change values of the config.json of a folder."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def relative_error(actual, wanted):
+    """The norm of the error over the norm of what is wanted, a tensor in float64 on the CPU."""
+    return ((actual.double().cpu() - wanted).norm() / wanted.norm()).item()
+
+
+def random_ids(*shape, seed=0):
+    """Ids of the tiny vocabulary, without special tokens."""
+    return torch.randint(5, CONFIG["vocab_size"], shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Trap:
+    """Unpickling an object of this class creates a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
 
 
 def new_encoder(folder, tokenizer, **sizes):

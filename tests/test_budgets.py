@@ -19,7 +19,7 @@ CODE = {
     "export": 956,
     "cli and __init__": 300,
 }
-TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_574, 5_597, 20, 60
+TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_494, 5_597, 20, 60
 
 
 def code_lines(file):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,13 +30,6 @@ COMMANDS = [command.__name__.replace("_", "-") for command in neobert_cli.COMMAN
 
 def run(*arguments):
     return run_main(neobert_cli, *arguments)
-
-
-def refuse(error):
-    def raise_it(*arguments, **options):
-        raise error
-
-    return raise_it
 
 
 # --- The command line -------------------------------------------------------------------------------------------------
@@ -83,7 +77,7 @@ def test_an_invalid_command_line_ends_with_status_2_and_one_line(monkeypatch, ca
 )
 def test_an_error_of_the_user_gives_one_line_and_ctrl_c_gives_status_130(monkeypatch, error, status):
     monkeypatch.delenv("NEOBERT_TRACEBACK", raising=False)
-    monkeypatch.setattr(vector_files, "embed_files", refuse(error))
+    monkeypatch.setattr(vector_files, "embed_files", Mock(side_effect=error))
     with pytest.raises(SystemExit) as ended:
         run("embed", "a.txt", "-o", "a.npy")
     assert ended.value.code == status
@@ -215,16 +209,3 @@ def test_train_tokenizer_refuses_in_one_line_and_writes_nothing(tmp_path, monkey
         run("train-tokenizer", "--files", "a.txt", "--output_dir", "out", *changes)
     assert line in ended.value.code and "\n" not in ended.value.code
     assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
-
-
-# --- tokenize ---------------------------------------------------------------------------------------------------------
-
-
-def test_tokenize_reads_every_named_file(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    (tmp_path / "a.csv").write_text("text\nthe quick fox\n")
-    (tmp_path / "b.csv").write_text("text\nold sea\nthe dog\n")
-    where = ("--tokenizer_name", tmp_path / "tokenizer", "--output_dir", tmp_path / "documents", "--workers", 1)
-    (tmp_path / "c.csv").write_text("text\nthe lazy dog\n")
-    files = ("--files", tmp_path / "a.csv", tmp_path / "b.csv", "--files", tmp_path / "c.csv")
-    assert json.loads(run("tokenize", *files, *where))["num_documents"] == 4

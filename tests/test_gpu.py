@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from card import results_folder
-from conftest import SENTENCE, packed_rows
+from conftest import SENTENCE, packed_rows, relative_error
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
@@ -71,10 +71,6 @@ def report():
     folder = results_folder()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(content, indent=2) + "\n")
-
-
-def relative_error(actual, wanted):
-    return ((actual.double().cpu() - wanted).norm() / wanted.norm()).item()
 
 
 def skip_emulated(dtype):

@@ -16,7 +16,7 @@ pytest.importorskip(
 )
 
 import train_contrastive
-from conftest import SENTENCE, largest_file, run_main
+from conftest import SENTENCE, fill_disk_at_the_last_save, new_encoder, run_main
 from datasets import Dataset, DatasetDict
 from launch import on_two_processes
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
@@ -24,7 +24,7 @@ from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicates
 from torch.utils.data import ConcatDataset, RandomSampler
 from transformers import AutoTokenizer
 
-from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf import NeoBERTModel
 from neobert_hf.embeddings import (
     ContrastiveArguments,
     ContrastiveTrainer,
@@ -170,17 +170,8 @@ def test_caching_and_padding_do_not_change_the_gradients(folder, options):
 
 
 QUIET = dict(warmup_steps=10, use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True)
+SIZE = dict(hidden_size=64, num_hidden_layers=2, intermediate_size=96)
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeio"]
-
-
-def small_model(folder, tokenizer):
-    torch.manual_seed(0)
-    config = NeoBERTConfig(
-        vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96
-    )
-    NeoBERTModel(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.mark.slow
@@ -189,7 +180,7 @@ def test_instructions_decide_between_two_targets_of_one_question_in_a_training_f
     words = SYLLABLES
     questions, targets = words[:16], {"first": words[16:32], "second": words[17:32] + words[16:17]}
     tokenizer = train_wordpiece([" ".join([*words, *targets])] * 3, vocab_size=200, model_max_length=32)
-    model = sentence_transformer(small_model(tmp_path / "bare", tokenizer))
+    model = sentence_transformer(str(new_encoder(tmp_path / "bare", tokenizer, **SIZE)))
     sets = {name: Dataset.from_dict({"anchor": questions, "positive": texts}) for name, texts in targets.items()}
     training = ContrastiveTrainingArguments(
         str(tmp_path / "run"), max_steps=150, per_device_train_batch_size=16, learning_rate=2e-3, **QUIET
@@ -340,13 +331,7 @@ def test_listed_sets_have_the_files_and_instructions_of_their_yaml_file(command,
 
 
 def test_the_error_for_a_full_disk_at_the_last_save_is_one_line(command, tmp_path, monkeypatch):
-    save = ContrastiveTrainer.save_model
-
-    def save_on_a_full_disk(*args):
-        with largest_file(1000):
-            save(*args)
-
-    monkeypatch.setattr(ContrastiveTrainer, "save_model", save_on_a_full_disk)
+    fill_disk_at_the_last_save(monkeypatch, ContrastiveTrainer, 1000)
     with pytest.raises(SystemExit, match=r"run could not be written; .*run holds no complete checkpoint") as ended:
         run_main(train_contrastive, *command(tmp_path / "run", max_steps=1, save_strategy="no"))
     assert "\n" not in ended.value.code
@@ -379,7 +364,7 @@ def test_hard_negatives_improve_ranking_against_texts_outside_the_batches(tmp_pa
     confusers = [f"{question} {question}" for question in questions]
     shares = []
     for columns in ({}, {"negative": confusers}):
-        model = sentence_transformer(small_model(tmp_path / "bare", tokenizer))
+        model = sentence_transformer(str(new_encoder(tmp_path / "bare", tokenizer, **SIZE)))
         training = ContrastiveTrainingArguments(
             str(tmp_path / "run"), max_steps=100, per_device_train_batch_size=12, learning_rate=2e-3, **QUIET
         )

@@ -354,16 +354,6 @@ def test_what_no_search_uses_is_removed_after_30_days(notes, model, embedded, mo
     assert 0 < len(embedded) < one_file and not any("Übung 0" in text for text in embedded)
 
 
-def test_only_the_owner_can_read_what_is_kept(notes, model):
-    before = os.umask(0)
-    try:
-        open_search(notes, model)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(search.CACHE.stat().st_mode) == 0o700
-    assert [stat.S_IMODE(file.stat().st_mode) for file in search.CACHE.iterdir()] == [0o600]
-
-
 def flip(place):
     """One bit at this part of the content."""
 
@@ -438,8 +428,13 @@ def check_answers(documents, model):
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_file_is_not_believed(notes, model, embedded, caplog, name):
-    """One line names it, all passages are embedded again, the answers are right, and the next search embeds nothing."""
+def test_a_damaged_file_is_not_believed(notes, model, embedded, caplog, request, name):
+    """One line names it, all passages are embedded again, the answers are right, and the next search embeds nothing.
+
+    Only the owner can read what is kept, with any mask of the process.
+    """
+    before = os.umask(0)
+    request.addfinalizer(lambda: os.umask(before))
     caplog.set_level("WARNING")  # bm25s logs more
     (notes.parent / "model").symlink_to(model)
     first = open_search(notes, model)
@@ -452,6 +447,7 @@ def test_a_damaged_file_is_not_believed(notes, model, embedded, caplog, name):
     (line,) = caplog.messages
     assert line.startswith(f"{file} is not used, and its texts are embedded again: ") and "\n" not in line
     assert documents.passages == first.passages and stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(search.CACHE.stat().st_mode) == 0o700
     check_answers(documents, model)
     embedded.clear()
     again = open_search(notes, model)

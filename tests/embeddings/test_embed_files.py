@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,13 +24,6 @@ from neobert_hf.files.writing import WRITTEN, replacing
 
 def run(*arguments):
     return run_main(neobert_cli, *arguments)
-
-
-def refuse(error):
-    def refused(*args, **options):
-        raise error
-
-    return refused
 
 
 @pytest.mark.parametrize("has_bf16", ["0", "1"])
@@ -155,7 +149,7 @@ def test_kept_vectors_that_are_damaged_or_of_other_texts_are_not_used(folder, tm
     (tmp_path / "a.txt").write_text("the fox\nthe quick dog\n")
     embed = ("embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / "out.npy")
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
-        patch.setattr(vector_files, "writing", refuse(KeyboardInterrupt()))
+        patch.setattr(vector_files, "writing", Mock(side_effect=KeyboardInterrupt))
         run(*embed)
     vectors = tmp_path / "out.npy.vectors"
     vectors.write_bytes(vectors.read_bytes()[:-8] + bytes(8))
@@ -230,13 +224,13 @@ def test_a_full_disk_leaves_the_earlier_file_and_the_vectors_and_no_partial_outp
     with largest_file(30_000), pytest.raises(SystemExit, match=f"File too large: {name}.vectors could not be written"):
         run(*embed)
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
-        patch.setattr(vector_files, "writing", refuse(KeyboardInterrupt()))
+        patch.setattr(vector_files, "writing", Mock(side_effect=KeyboardInterrupt))
         run(*embed)
     written = f"File too large: {name} could not be written; the previous content is unchanged"
     with largest_file(30_000), pytest.raises(SystemExit, match=written):
         run(*embed)
     assert (tmp_path / name).read_text() == "earlier" and not list(tmp_path.glob("*.part"))
     with monkeypatch.context() as patch:
-        patch.setattr(SentenceTransformer, "encode", refuse(AssertionError("a text is embedded again")))
+        patch.setattr(SentenceTransformer, "encode", Mock(side_effect=AssertionError("a text is embedded again")))
         run(*embed)
     assert {file.name for file in tmp_path.iterdir()} == {"a.txt", name, WRITTEN}

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDEN, run_main
+from conftest import GOLDEN, change_config, run_main
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from safetensors.torch import load_file, save_file
 
@@ -58,11 +58,6 @@ def tagger(weights, tokenizer, tmp_path):
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def change_config(folder, **values):
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 # ------------------------------------------------------------------------------------------------- there

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import change_config
 from oracle import CONFIG, write_checkpoint
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
@@ -67,11 +68,6 @@ def export(folder, dtype="f32"):
     is_masked_lm = json.loads((folder / "config.json").read_text())["architectures"] == ["NeoBERTLMHead"]
     write_gguf(load_graph(folder, "feature-extraction" if is_masked_lm else None), folder / "model.gguf", dtype)
     return folder / "model.gguf"
-
-
-def change_config(folder, **values):
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 def change_last_token(folder, token):

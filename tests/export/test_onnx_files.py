@@ -5,11 +5,12 @@ import os
 import re
 import shutil
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDEN, SENTENCE, largest_file, run_main
+from conftest import GOLDEN, SENTENCE, change_config, largest_file, run_main
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer, BertConfig
 
@@ -329,11 +330,7 @@ def another(model_class, **config):
 
 
 def config_with(**values):
-    def change(folder, tokenizer):
-        file = folder / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | values))
-
-    return change
+    return lambda folder, tokenizer: change_config(folder, **values)
 
 
 def nan_in(file, name):
@@ -481,8 +478,7 @@ def write_too_much(graph, file):
     file.write_bytes(bytes(1 << 20))
 
 
-def fail_as_openvino(graph, file):
-    raise RuntimeError("Exception from serialize.cpp:1\nCan't open bin file")
+fail_as_openvino = Mock(side_effect=RuntimeError("Exception from serialize.cpp:1\nCan't open bin file"))
 
 
 @pytest.mark.parametrize("write", [interrupt, write_too_much, fail_as_openvino])

@@ -19,6 +19,7 @@ import pyarrow.parquet
 from neobert_hf.files.rows import read_rows, read_text_column, read_texts
 
 ROWS = [{"text": 'says "hi"', "label": "1"}, {"text": "a,b\u2028c", "label": "x y"}, {"text": "", "label": "z"}]
+COLUMNS = r"columns, but the first line names 2 \(a, b\)"
 
 
 def zstd(content):
@@ -192,12 +193,12 @@ def test_two_columns_of_one_name_are_refused(tmp_path, suffix):
     ("name", "content", "good", "bad"),
     [
         ("a.jsonl", '{"a": "1"}\n{"a": \n\n{"a": "2"}\nnonsense\n', "12", {2: "not JSON", 5: "not JSON"}),
-        ("a.csv", "a,b\n1,x\n2\n\n3,x,y\n4,x\n", "14", {3: "1 columns, but the first", 5: "3 columns"}),
+        ("a.csv", "a,b\n1,x\n2\n\n3,x,y\n4,x\n", "14", {3: f"1 {COLUMNS}", 5: f"3 {COLUMNS}"}),
         ("a.csv", 'a,b\n1,x\n"2" x,y\n3,x\n', "13", {3: "',' expected after"}),
         ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4,x\n', "1", {3: r"unexpected end of data after 3 lines\); close the"}),
         ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4",x,y\n5,x\n', "15", {3: "3 columns after 3 lines, .* close the quotation"}),
         ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4,"x"\n5,x\n', "15", {3: "',' expected after '\"' after 3 lines"}),
-        ("a.tsv", 'a\tb\n1\tx\n2\n"3\tx\n4\tx\ty\n', '1"3', {3: "1 columns", 5: "3 columns, .*replace each"}),
+        ("a.tsv", 'a\tb\n1\tx\n2\n"3\tx\n4\tx\ty\n', '1"3', {3: f"1 {COLUMNS}", 5: f"3 {COLUMNS}.*replace each"}),
     ],
 )
 def test_rows_that_cannot_be_read_are_counted_and_named_and_the_others_are_read(tmp_path, name, content, good, bad):
@@ -296,8 +297,6 @@ FINE = b"text\n" + b"fine\n" * 99_999
         ("a.txt.gz", b"plain text", " cannot be read; it is damaged"),
         ("a.txt.bz2", b"plain text", " cannot be read; it is damaged"),
         ("a.csv", b"number,body\n1,one\n", ", line 2: no column 'text'; .*, one of number, body"),
-        ("a.csv", b"number,text\n1,one\n2,two, three\n", ", line 3: 3 columns, but the first line names 2"),
-        ("a.csv", b"number,text\n1,one\n2\n", ", line 3: 1 columns, but the first line names 2"),
         ("a.csv", b'number,text\n1,one\n2,"two\n3,\n', r", line 3: this is not CSV \(unexpected end of data"),
         ("a.csv", b'number,text\n1,"one\nmore",2\n', ", line 2: 3 columns after 2 lines, but the first line names 2"),
         ("a.csv", b'number,text\n1,"one" two\n', r", line 2: this is not CSV \(',' expected after '\"'"),
@@ -308,8 +307,6 @@ FINE = b"text\n" + b"fine\n" * 99_999
             ", line 1 has NUL characters, as UTF-16 without its mark; save it as",
         ),
         ("a.csv.gz", gzip.compress(FINE)[:-40], " cannot be read; it is damaged"),
-        ("a.tsv", b"number\ttext\n1\tone\ttwo\n", ", line 2: 3 columns, but the first line names 2"),
-        ("a.tsv", b"number\ttext\n1\n", r", line 2: 1 columns, but the first line names 2 \(number, text\)"),
         ("a.tsv", b"text\n\xff\n", ", line 2 is not UTF-8"),
         ("a.parquet", b"PAR1 and so on", " cannot be read; it is damaged"),
         ("a.doc", b"abc", r" has the suffix '\.doc'; choose \.jsonl"),

@@ -12,7 +12,7 @@ pytest.importorskip("sentence_transformers", reason="needs sentence-transformers
 pytest.importorskip("seqeval", reason="needs scikit-learn, seqeval and peft (pip install -e .[train])")
 
 import pandas
-from conftest import largest_file
+from conftest import contents, largest_file
 from finetune_few_shot import FewShotClassifier, FewShotTrainingArguments
 
 from neobert_hf.files import read_rows
@@ -294,10 +294,6 @@ def test_a_model_is_saved_over_another_one_only_if_this_is_asked_for_and_then_no
     assert Classifier(place).predict(TEXTS) == tuned.predict(TEXTS)
     with pytest.raises(FileExistsError, match=r"fresh holds config\.json, which the trained model would replace"):
         Classifier(start, 16).fit(TEXTS, LABELS, output_dir=str(fresh), **FAST)
-
-
-def contents(folder):
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Labelled rows: class names as a reader of the file expects them, errors with file and line, and a tenth held out."""
 
-import json
 import re
 
 import pytest
@@ -9,20 +8,16 @@ pytest.importorskip("datasets", reason="labelled rows need datasets (pip install
 
 import datasets
 import numpy as np
+from conftest import json_lines
 
 from neobert_hf.finetuning import LabelledDataArguments, LabelledTextArguments, read_labelled_texts
 from neobert_hf.finetuning import rows as rows_module
 
 
-def lines(folder, name, rows):
-    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(folder / name)
-
-
 def read(folder, train, validation=None, seed=0, **kwargs):
-    files = {"train_file": lines(folder, "train.jsonl", train)}
+    files = {"train_file": str(json_lines(folder / "train.jsonl", train))}
     if validation is not None:
-        files["validation_file"] = lines(folder, "dev.jsonl", validation)
+        files["validation_file"] = str(json_lines(folder / "dev.jsonl", validation))
     return read_labelled_texts(LabelledTextArguments(**files, **kwargs), seed, None)
 
 
@@ -81,7 +76,7 @@ def test_spaces_and_invisible_characters_around_labels_are_removed(tmp_path, suf
     if suffix == ".parquet":
         datasets.Dataset.from_list(rows(*labels)).to_parquet(file)
     elif suffix == ".jsonl":
-        lines(tmp_path, file.name, rows(*labels))
+        json_lines(file, rows(*labels))
     else:
         separator = {".csv": ",", ".tsv": "\t"}[suffix]
         table = [("text", "label"), *((f"text {i}", label) for i, label in enumerate(labels))]
@@ -197,7 +192,7 @@ def test_arguments_without_effect_are_refused(arguments, message):
 
 def test_all_faulty_rows_are_in_one_message_of_one_line(tmp_path):
     bad = [{"text": "a"}, {"text": "", "label": "a"}, ["a"], {"text": 3, "label": "b"}] * 5
-    file = lines(tmp_path, "train.jsonl", [*rows(*"abababab"), *bad])
+    file = json_lines(tmp_path / "train.jsonl", [*rows(*"abababab"), *bad])
     with open(file, "a") as stream:
         stream.write("{broken\n")
     pattern = r"^21 of 29 rows have faults: .*line 9: this row has no 'label'.*line 10: 'text' is empty"

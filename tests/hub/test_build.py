@@ -12,7 +12,7 @@ from pathlib import Path
 import build as script
 import pytest
 import torch
-from conftest import largest_file, reranker_of_modules, run_main
+from conftest import contents, largest_file, reranker_of_modules, run_main
 from finetune_few_shot import add_head
 from huggingface_hub import ModelCard
 from transformers import BertConfig, BertForMaskedLM
@@ -25,10 +25,6 @@ from neobert_hf.hub import build, verify, write_card
 from neobert_hf.runs.record import GENERATED
 
 build_module = importlib.import_module("neobert_hf.hub.build")
-
-
-def contents(folder):
-    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def assert_refused(message, model, out, **options):
@@ -142,7 +138,7 @@ def test_a_build_of_the_mini_model_has_its_weights_and_is_loaded_in_float32(tmp_
     pytest.importorskip("sentence_transformers")
     mini, out = Path(MINI_MODEL_PATH), build(MINI_MODEL_PATH, tmp_path / "hub", model_id="org/name")
     build(MINI_MODEL_PATH, out, model_id="org/name", overwrite=True)
-    before, after = ({str(name): text for name, text in contents(folder).items()} for folder in (mini, out))
+    before, after = (contents(folder) for folder in (mini, out))
     same = [name for name in before if name.endswith("safetensors")]
     assert len(same) == 3 and all(before[name] == after[name] for name in same)
     assert json.loads(after["config.json"])["dtype"] == "float32" and b'"mini"' not in after["README.md"]

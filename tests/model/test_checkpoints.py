@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from conftest import Trap
 from oracle import split_gate_and_up, write_checkpoint
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -182,16 +183,6 @@ def test_a_checkpoint_of_another_width_or_a_truncated_one_is_refused(checkpoint,
         (tmp_path / "model.safetensors").write_bytes(whole[:length])
         with pytest.raises(OSError, match=f"safetensors file of {tmp_path} cannot be read .* truncated or damaged"):
             AutoModelForMaskedLM.from_pretrained(tmp_path)
-
-
-class Trap:
-    """Unpickling an object of this class creates a file."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return (open, (self.path, "w"))
 
 
 def test_a_pickle_is_never_unpickled(checkpoint, tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import random_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
@@ -37,10 +38,6 @@ def defaults(classifier):
     """Each test begins with the same options of the shared model."""
     classifier.config.classifier_pooling, classifier.config.unpad_inputs = "mean", True
     classifier.zero_grad()
-
-
-def random_ids(*shape, seed=0):
-    return torch.randint(5, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def wanted_logits(documents, pooling="mean"):

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import relative_error
 from peft import LoraConfig, get_peft_model
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
@@ -25,10 +26,6 @@ from neobert_hf.model.machine_neobert import onednn_is_best
 IDS = torch.tensor([[2, 50, 60, 3], [2, 7, 9, 3]])
 # An int8 product with random weights differs by about 1 % of its norm from float32; three blocks together by less than 3 %.
 INT8_ERROR = 0.03
-
-
-def relative_error(actual, wanted):
-    return ((actual.double() - wanted).norm() / wanted.norm()).item()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from conftest import random_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
@@ -40,10 +41,6 @@ def masks(draw):
 def double_model(tmp_path_factory):
     folder = write_checkpoint(tmp_path_factory.mktemp("layout"), random_weights())
     return NeoBERTModel.from_pretrained(folder, dtype=torch.float64).eval()
-
-
-def random_ids(*shape, seed=0):
-    return torch.randint(5, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def boundaries_of(lengths):

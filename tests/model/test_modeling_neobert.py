@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import relative_error
 from oracle import CONFIG, Oracle, random_weights
 from torch.nn.parallel import replicate, scatter_gather
 from transformers.trainer_utils import set_seed
@@ -550,10 +551,6 @@ def test_the_padding_embedding_stays_zero_in_training(tiny_config):
 
 
 # ---------------------------------------------------------------------------------------- precision
-
-
-def relative_error(actual, wanted):
-    return ((actual.double() - wanted).norm() / wanted.norm()).item()
 
 
 def test_bf16_is_as_precise_as_its_eight_bits_allow(reference):

@@ -7,7 +7,7 @@ import signal
 import pretrain_mlm
 import psutil
 import pytest
-from conftest import largest_file
+from conftest import fill_disk_at_the_last_save, largest_file
 from pretraining_runs import command, entries_of, run, start, wait_for_steps
 from safetensors import SafetensorError
 
@@ -156,13 +156,8 @@ def test_a_checkpoint_that_cannot_be_written_is_removed_and_the_run_resumes(corp
 
 
 def test_the_error_for_a_full_disk_at_the_last_save_says_what_is_complete(corpus, tmp_path, monkeypatch):
-    save = PretrainingTrainer.save_model
-
-    def save_on_a_full_disk(*args):
-        with largest_file(100_000):  # larger than the code, which is saved first, and smaller than the weights
-            save(*args)
-
-    monkeypatch.setattr(PretrainingTrainer, "save_model", save_on_a_full_disk)
+    # larger than the code, which is saved first, and smaller than the weights
+    fill_disk_at_the_last_save(monkeypatch, PretrainingTrainer, 100_000)
     with pytest.raises(OSError, match=f"{tmp_path.name} could not be written; {tmp_path} holds no complete") as error:
         run(corpus, tmp_path, max_steps=1, warmup_steps=0, save_strategy="no")
     assert isinstance(error.value.__cause__, SafetensorError)

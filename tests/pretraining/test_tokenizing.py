@@ -282,8 +282,9 @@ def test_an_unknown_executor_is_refused_and_leaves_no_folder(tokenizer, corpus, 
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_prints_what_it_wrote(corpus, tokenizer, tmp_path):
+def test_the_command_reads_every_named_file_and_prints_what_it_wrote(corpus, tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     words = ["--tokenizer_name", tmp_path / "tokenizer", "--output_dir", tmp_path / "out", "--workers", 1]
-    printed = json.loads(run_main(neobert_cli, "tokenize", *words, "--files", *corpus.files))
-    assert printed["num_documents"] == 57 and printed["folder"] == str(tmp_path / "out")
+    files = ["--files", *corpus.files, "--files", jsonl(tmp_path / "c.jsonl", texts(3))]
+    printed = json.loads(run_main(neobert_cli, "tokenize", *words, *files))
+    assert printed["num_documents"] == 60 and printed["folder"] == str(tmp_path / "out")
