@@ -131,13 +131,12 @@ class Server:
         truncation = {None: self.truncation, True: "off", False: "error"}[request.truncate]
         if any(lost) and truncation == "error":
             number = lost.index(next(filter(None, lost)))
-            fact = f"the text {number} has {lengths[number]} tokens, and the model reads {self.max_length}"
+            kind = "pair" if isinstance(inputs[number], tuple) else "text"
+            fact = f"the {kind} {number} has {lengths[number]} tokens, and the model reads {self.max_length}"
             raise HTTPException(400, f"{fact}; split it, or send truncate=true")
         if any(lost) and truncation == "warn":
-            print(
-                f"{sum(map(bool, lost))} of {len(lost)} texts are truncated, and {sum(lost)} tokens are lost",
-                flush=True,
-            )
+            fact = f"{sum(map(bool, lost)):,} of {len(lost):,} texts are truncated to {self.max_length:,} tokens"
+            print(f"{fact}, and {sum(lost):,} tokens are lost", flush=True)
         is_raw = getattr(request, "raw_scores", False)
         with self.lock or nullcontext():
             return self.run(inputs, is_raw), sum(min(length, self.max_length) for length in lengths)

@@ -16,10 +16,10 @@ CODE = {
     "finetuning": 1738,
     "embeddings": 996,
     "hub": 1113,
-    "export": 956,
+    "export": 947,
     "cli and __init__": 300,
 }
-TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_494, 5_597, 20, 60
+TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_500, 5_597, 20, 60
 
 
 def code_lines(file):

@@ -72,7 +72,7 @@ def benchmark_tasks(names: Sequence[str] | None = None, benchmark: str | mteb.Be
     try:
         found = mteb.get_benchmark(benchmark) if isinstance(benchmark, str) else benchmark
     except KeyError:
-        known = [each.name for each in mteb.get_benchmarks()]
+        known = [*(each.name for each in mteb.get_benchmarks()), "NeoBERT(offline)"]
         raise ValueError(f"mteb has no benchmark {benchmark!r}; {_similar(benchmark, known)}") from None
     tasks = {task.metadata.name: task for task in found.tasks}
     if names is None:

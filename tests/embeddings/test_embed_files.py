@@ -90,7 +90,7 @@ def test_embed_counts_the_texts_that_are_longer_than_the_model_reads(folder, tmp
     fact = "2 of 4 texts are truncated to 6 tokens, and 2 tokens are lost; split long texts"
     embed = (str(tmp_path / "texts.txt"), str(tmp_path / "b.npy"), str(tmp_path / "short"))
     assert embed_files(*embed, truncation="off") == result | {"output": embed[1]} and caplog.messages == [fact]
-    with pytest.raises(ValueError, match=f"^{fact}, or allow it: truncation=warn"):
+    with pytest.raises(ValueError, match=f"^{fact}, or choose warn as truncation"):
         embed_files(embed[0], str(tmp_path / "c.npy"), embed[2], truncation="error")
     assert not list(tmp_path.glob("c.npy*"))
 

@@ -97,7 +97,7 @@ def test_a_text_that_just_fits_is_not_truncated(capsys):
 
 
 def test_truncated_texts_and_rows_of_the_training_are_counted(tmp_path, capsys):
-    long, lost = "sea " * 50, "are truncated to 16 tokens, and 36 tokens are lost"
+    long, lost = "sea " * 50, "are truncated to 16 tokens, and at least 36 tokens are lost"
     held_out = ([TEXTS[0], "the fox", long], ["house", "sea", "sea"])
     classifier = Classifier(max_seq_length=16).fit([*TEXTS, long], [*CLASSES, "sea"], held_out, **NOTHING)
     printed = capsys.readouterr().out
@@ -110,7 +110,7 @@ def test_truncated_texts_and_rows_of_the_training_are_counted(tmp_path, capsys):
     assert classifier.set_params(truncation="off").predict([long]) and not capsys.readouterr().out
     strict = Classifier(max_seq_length=16, truncation="error")
     for rows in (([*TEXTS, long], [*CLASSES, "sea"]), (TEXTS, CLASSES, held_out)):  # before the training
-        with pytest.raises(ValueError, match=f"texts {lost}; split long texts, or allow it: truncation=warn"):
+        with pytest.raises(ValueError, match=f"texts {lost}; split long texts, or choose warn as truncation"):
             strict.fit(*rows, **NOTHING)
     with pytest.raises(ValueError, match="truncation='cut' is none of warn, error, off; choose one of them"):
         classifier.set_params(truncation="cut").predict(["the sea"])

@@ -331,7 +331,7 @@ def test_a_foreign_tokenizer_neither_runs_nor_is_published(saved, tmp_path):
     out = build(saved, tmp_path / "hub")
     assert verify(out)["ok"]
     report = verify(saved)
-    assert not report["ok"] and "names code that is not in the folder: auto_map" in report["error"]
+    assert not report["ok"] and "names foreign code: auto_map" in report["error"]
     line = (
         "import os, sys\nfrom transformers import AutoTokenizer\n"
         "for folder in sys.argv[1:]:\n"

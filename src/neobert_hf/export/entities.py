@@ -47,7 +47,7 @@ class EntityFinder:
             ValueError: An element is a pair of texts.
             TypeError: An element is no text.
         """
-        if pairs := [text for text in texts if isinstance(text, tuple)]:
+        if pairs := [text for text in texts if isinstance(text, tuple | list)]:
             raise ValueError(f"{pairs[0]!r} is a pair, and a tagger reads one text; give a text, or a list of texts")
         order, found = sorted(range(len(texts)), key=lambda number: -len(texts[number])), {}
         for start in range(0, len(order), batch_size):

@@ -109,16 +109,12 @@ class EmbeddingGraph(Graph):
         self.ends_normalized = self.kinds[-1] == "Normalize" and last.module_output_name == self.result
         is_bare = self.kinds in (["Pooling"], ["Pooling", "Normalize"])
         self.keeps_tokens = is_bare and isinstance(self.pooling.pooling_mode, str)
+        self.pooling_mode = self.pooling.pooling_mode if self.keeps_tokens else "mean"  # of `last_hidden_state`
 
     @property
     def longest(self) -> int:
         """Length in tokens at which texts are truncated."""
         return self.chain.max_seq_length or super().longest
-
-    @property
-    def pooling_mode(self) -> str:
-        """The pooling that makes the embedding out of `last_hidden_state`."""
-        return self.pooling.pooling_mode if self.keeps_tokens else "mean"
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the states of the tokens (B, L, D) and the embeddings (B, D), or the logits (B, C); the inputs are (B, L)."""
@@ -275,8 +271,8 @@ def _load_chain(folder: Path, kind: str, task: str | None) -> EmbeddingGraph | S
     classes = {each.__name__: each for each in (SentenceTransformer, CrossEncoder, SparseEncoder, MultiVectorEncoder)}
     only = {"CrossEncoder": CLASSIFICATION, "SparseEncoder": SPARSE, "MultiVectorEncoder": MULTI_VECTOR}.get(kind)
     if kind not in classes or (task not in (None, only) if only else task in (SPARSE, MULTI_VECTOR)):
-        lack = TASKS[task][1][0] if task in (SPARSE, MULTI_VECTOR) else "single vector for each text"
-        raise ValueError(f"{folder} holds a {printable(str(kind))}, which gives no {lack} and cannot be exported")
+        remedy = "leave out task" if kind in classes else f"give a {', '.join(classes)}, or a NeoBERT with its own head"
+        raise ValueError(f"{folder} holds a {printable(str(kind))}, which cannot be exported for task={task}; {remedy}")
     with quiet():
         chain = classes[kind](str(folder), device="cpu", model_kwargs=LOADING)
     modules, query, routes = list(chain), None, getattr(chain[0], "sub_modules", {})  # of a Router

@@ -120,18 +120,18 @@ class OnnxModel:
 
     def _tell_truncated(self, lost: list[int], truncation: Truncation, stacklevel: int = 3) -> None:
         """Warn, at the line of the caller, of truncated texts; `lost` has the number of lost tokens of each text."""
-        if fact := fact_of_truncated(lost, self.max_length, truncation):
+        if fact := fact_of_truncated(lost, self.max_length, truncation, is_exact=True):
             warnings.warn(f"{fact}; split long texts", stacklevel=stacklevel)
 
     def _read_output(
-        self, name: str, read: Callable[..., Any], texts: Sequence[Text], batch_size: int, truncation: Truncation
+        self, name: str, read: Callable | None, texts: Sequence[Text], batch_size: int, truncation: Truncation
     ) -> list:
         """Return `read(text, its encoding, its row of the output)` for each text; texts of similar length share a batch."""
         if name not in self.output_names:
             has = ", ".join(self.output_names)
             raise ValueError(
-                f"{self.folder} has the outputs {has}, and not {name}; encode needs an embedding model, predict a head, and a "
-                "call of the model returns all outputs"
+                f"{self.folder} has the outputs {has}, and not {name}; encode, encode_sparse and encode_multi_vector need a "
+                "model of their kind, predict a head, and a call of the model returns all outputs"
             )
         order = sorted(range(len(texts)), key=lambda number: -len("".join(texts[number])))
         results, lost = {}, []
@@ -146,7 +146,7 @@ class OnnxModel:
             encodings = encode(numbers)
             lost += map(_num_lost, encodings)
             for number, encoding, row in zip(numbers, encodings, self._compute(encodings)[name]):
-                results[number] = read(texts[number], encoding, row)
+                results[number] = read(texts[number], encoding, row) if read else row
         self._tell_truncated(lost, truncation, 4)
         return [results[number] for number in range(len(texts))]
 
@@ -183,10 +183,7 @@ class OnnxModel:
         found: Iterable[Any] = [texts] if isinstance(texts, str | dict) else texts
         prompted = [(prompt or "") + text for text in found]
         # The empty text gives the width of an empty result.
-        rows = self._read_output(
-            "sentence_embedding", lambda *found: found[-1], prompted or [""], batch_size, truncation
-        )
-        vectors = np.stack(rows)
+        vectors = np.stack(self._read_output("sentence_embedding", None, prompted or [""], batch_size, truncation))
         if normalize_embeddings:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors[0] if isinstance(texts, str) else vectors[: len(prompted)]
@@ -240,7 +237,7 @@ class OnnxModel:
             TypeError: An element is no text.
         """
         reader, prompted = self._read_as(is_query, texts)
-        found = reader._read_output("token_embeddings", lambda *found: found[-1], prompted, batch_size, truncation)
+        found = reader._read_output("token_embeddings", None, prompted, batch_size, truncation)
         return found[0] if isinstance(texts, str) else found
 
     def _read_as(self, is_query: bool, texts: str | Iterable[str]) -> tuple["OnnxModel", list[Text]]:
@@ -317,16 +314,12 @@ class OnnxModel:
             ValueError: The model is of another kind, a text has not one mask, or it is refused because of its length.
             TypeError: An element is no text.
         """
-        heads: dict[str, Callable] = {
-            "ForSequenceClassification": partial(self._labels, top_k),
-            "ForMaskedLM": partial(self._fillings, top_k),
-            "LMHead": partial(self._fillings, top_k),
-        }
+        fact_of_truncated([], self.max_length, truncation)  # an error if it is no such word
         architecture, found = self.config["architectures"][0], _texts_of(texts)
         if architecture.endswith("ForTokenClassification"):
             entities = self._find_entities(found, batch_size)
             return entities[0] if isinstance(texts, str | tuple) else entities
-        read: Any = next((heads[name] for name in heads if architecture.endswith(name)), None)
+        read = partial(self._labels if architecture.endswith("ForSequenceClassification") else self._fillings, top_k)
         if prompt := self.prompts.get(self.default_prompt_name or ""):  # of a model of sentence-transformers
             found = [(prompt + text[0], *text[1:]) if isinstance(text, tuple) else prompt + text for text in found]
         results = self._read_output("logits", read, found, batch_size, truncation)
@@ -362,9 +355,7 @@ class OnnxModel:
             columns = [column for column, text in enumerate(window.sequence_ids) if text == 1]
             if not columns:
                 raise ValueError(f"the context {context!r:.80} has no token; give another one")
-            outputs = self._run(
-                {"input_ids": np.array([window.ids]), "attention_mask": np.array([window.attention_mask])}
-            )
+            outputs = self._compute([window])
             starts.append(outputs["start_logits"][0])
             ends.append(outputs["end_logits"][0])
             offsets = [window.offsets[column] for column in columns]

@@ -92,10 +92,8 @@ class Reference:
 
     def _answers(self, batches: dict[str, Arrays]) -> Answers:
         """Add what torch computes to each batch."""
-        answers = {}
-        for name, batch in batches.items():
-            answers[name] = batch, self._real_values(batch, torch_runner(self.graph)(batch))
-        return answers
+        run = torch_runner(self.graph)
+        return {name: (batch, self._real_values(batch, run(batch))) for name, batch in batches.items()}
 
     def _real_values(self, batch: Arrays, found: Arrays) -> list[np.ndarray]:
         """The outputs in the order of the graph, with zeros at padding, whose values mean nothing."""

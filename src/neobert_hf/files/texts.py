@@ -62,23 +62,25 @@ def beginning(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | N
     return text
 
 
-def fact_of_truncated(lost: Sequence[int], longest: int, truncation: Truncation) -> str:
+def fact_of_truncated(lost: Sequence[int], longest: int, truncation: Truncation, is_exact: bool = False) -> str:
     """Return a sentence that counts the texts that are truncated and their tokens; empty if there is nothing to warn of.
 
     Args:
         lost: For each text, the number of its tokens that are not read.
         longest: Length in tokens at which texts are truncated.
         truncation: "warn" returns the sentence, "error" refuses such texts, and "off" allows them.
+        is_exact: Whether all tokens of a text were counted; otherwise only a part of one that is far longer (`beginning`).
 
     Raises:
         ValueError: A text is truncated, and `truncation` is "error"; or it is none of these words.
     """
     if truncation not in get_args(Truncation):
         raise ValueError(f"truncation={truncation!r} is none of {', '.join(get_args(Truncation))}; choose one of them")
-    counts = f"{sum(map(bool, lost)):,} of {len(lost):,} texts are truncated to {longest:,} tokens"
-    fact = f"{counts}, and {sum(lost):,} tokens are lost" if any(lost) and truncation != "off" else ""
+    counts = f"{sum(map(bool, lost)):,} of {len(lost):,} texts are truncated to {longest:,} tokens, and "
+    counts += "at least " * (not is_exact and max(lost, default=0) > longest)
+    fact = f"{counts}{sum(lost):,} tokens are lost" if any(lost) and truncation != "off" else ""
     if fact and truncation == "error":
-        raise ValueError(f"{fact}; split long texts, or allow it: truncation=warn")
+        raise ValueError(f"{fact}; split long texts, or choose warn as truncation")
     return fact
 
 

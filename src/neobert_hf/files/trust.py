@@ -128,8 +128,7 @@ def check_own_code(folder: Path) -> None:
         raise ValueError(f"{folder} holds an adapter, whose base model is elsewhere; merge it and save the model")
     for file in sorted(folder.rglob("*.json")):
         for key, value in foreign_settings(file):
-            named = f"{key} is {json.dumps(value)}"
-            raise ValueError(f"{file} names code that is not in the folder: {named}; save the model by this library")
+            raise ValueError(f"{file} names foreign code: {key} is {json.dumps(value)}; save the model by this library")
 
 
 def foreign_settings(file: Path) -> Iterator[tuple[str, Any]]:

@@ -60,7 +60,8 @@ class Tagger(Job):
         super()._begin()
         # RoBERTa's class in transformers 4 demands it; `_tokenize` adds the spaces
         self._tokenizer.add_prefix_space = True
-        self._tokenizer.padding_side = "right"  # so the logits of a window begin at its first token
+        # so the logits of a window begin at its first token, and windows are in order
+        self._tokenizer.padding_side = self._tokenizer.truncation_side = "right"
         self._scheme: str | None = None  # of the tags of the training, if it is not that of the model
 
     def _row(self, words: Any, *tags) -> tuple:

@@ -332,7 +332,7 @@ def loading_error(backend: str) -> str:
     module = KERNELS.get(backend, "torch")
     try:
         importlib.import_module(module)
-        if backend == "xformers" and not importlib.import_module(backend)._has_cpp_library:
+        if backend == "xformers" and not getattr(importlib.import_module(backend), "_has_cpp_library", True):
             raise ImportError("its kernels are of another torch or CUDA")  # of which its import only warns
         return ""
     except Exception as error:  # an initialisation that fails raises any class

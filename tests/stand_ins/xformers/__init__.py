@@ -1,4 +1,3 @@
 """Stand-in for xformers: its signatures, implemented in PyTorch, for tests/model/test_backends_neobert.py."""
 
 __version__ = "0.0.35"
-_has_cpp_library = True
