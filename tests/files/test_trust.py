@@ -246,7 +246,7 @@ def test_code_of_another_place_is_found_in_every_file(tmp_path, file, settings):
     (tmp_path / "own.py").touch()
     check_own_code(tmp_path)
     (tmp_path / file).write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match=rf"{os.path.basename(file)} names code|holds an adapter"):
+    with pytest.raises(ValueError, match=rf"{os.path.basename(file)} names foreign code|holds an adapter"):
         check_own_code(tmp_path)
 
 
