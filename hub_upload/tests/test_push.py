@@ -176,7 +176,7 @@ def foreign_code(copy):
         ("onnx/.secret.json", "is no part"),
         ("notes.txt", "holds notes.txt, which has a token of the Hub in it"),
         (link_outside, r"notes\.txt refers to .*, outside its folder"),
-        (foreign_code, "names code that is not in the folder"),
+        (foreign_code, "names foreign code"),
         (lambda copy: os.mkfifo(copy / "x.json"), "is a pipe"),
     ],
 )
