@@ -347,7 +347,7 @@ def test_predict_fills_the_masks_of_the_pipeline(tiny_config, tokenizer, tmp_pat
     for text, count in {"the fox": 0, "[MASK] [MASK]": 2}.items():
         with pytest.raises(ValueError, match=rf"has {count} \[MASK\] in its first 64 tokens; put one in place"):
             onnx.predict(["a [MASK]", text])
-    with pytest.raises(ValueError, match=r"has the outputs logits, and not sentence_embedding; encode needs"):
+    with pytest.raises(ValueError, match=r"has the outputs logits, and not sentence_embedding; encode, "):
         onnx.encode("the fox")
 
 
