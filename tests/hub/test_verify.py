@@ -91,7 +91,7 @@ def test_what_is_wrong_is_one_line(saved, change, fault, tmp_path):
 
 
 REFUSED = {
-    "a callable": (lambda folder: changed(folder, sentence_transformers={"activation_fn": "os.getcwd"}), "names foreign code"),
+    "a call": (lambda folder: changed(folder, sentence_transformers={"activation_fn": "os.getcwd"}), "foreign code"),
     "a pipe": (lambda folder: (folder / "sub").mkdir() or os.mkfifo(folder / "sub/x.json"), "is a pipe"),
     "no model": (lambda folder: (folder / "config.json").unlink(), "has no config.json; give the folder of a model"),
 }
