@@ -308,7 +308,7 @@ def convert(parser: Parser) -> Run:
     def run(**options) -> None:
         from neobert_hf.hub.convert import convert
 
-        _prepare()
+        _hide_progress_bars()
         print(json.dumps(convert(**options)))
         if options["to"] == "published":
             _say_next("doctor", options["out"])
@@ -352,10 +352,11 @@ def export(parser: Parser) -> Run:
 
 
 def _prepare() -> None:
-    """Set the memory allocator of the process, and hide progress bars."""
-    from neobert_hf import tune_allocator
+    """Set the memory allocator and the threads of the process, and hide progress bars."""
+    from neobert_hf.runs import limit_threads, tune_allocator
 
     tune_allocator()
+    limit_threads()
     _hide_progress_bars()
 
 
@@ -448,6 +449,8 @@ def _chosen(parser: Parser, commands: dict[str, Parser]) -> tuple[str, Run]:
     command, *words = sys.argv[1:] or [""]
     if command in SCRIPTS:
         sys.argv[:2] = [f"neobert {command}"]  # the name of the program in its help and errors
+        if not {"-h", "--help", "--help_all"}.intersection(words):
+            print(f"neobert {command}: loading the libraries", flush=True)  # which takes seconds
         return command, lambda: import_module(f"neobert_hf.examples.{command.replace('-', '_')}").main()
     if command not in commands:
         if command[:1] not in ("", "-"):

@@ -26,7 +26,6 @@ from ..runs import (
     curve_of,
     lock_run,
     train_or_resume,
-    tune_allocator,
     write_record,
 )
 from ..runs.manifests import what_is_left
@@ -35,8 +34,8 @@ from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
 
 # Values of a run that its card shows.
 SHOWN = (
-    *("batch_size", "learning_rate", "warmup_steps", "seed", "max_seq_length", "temperature", "sampling_exponent"),
-    *("num_negatives", "num_candidates", "context_size", "batches"),
+    *("batch_size", "learning_rate", "warmup_steps", "bf16", "seed", "max_seq_length", "temperature"),
+    *("sampling_exponent", "num_negatives", "num_candidates", "context_size", "batches"),
 )
 
 
@@ -149,10 +148,9 @@ def train_and_record(
         before.extend(_evaluate(trainer, evaluators))
         return trainer
 
-    if training.device.type == "cpu":
-        tune_allocator()
     with lock_run(folder):
         trainer = train_or_resume(make_trainer, training, run)
+        trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # computes in float32, as when it is opened
         is_first = trainer.is_world_process_zero()
         # the card of sentence-transformers shows texts of the training data
         kept = keeping(folder / "README.md") if is_first else nullcontext()

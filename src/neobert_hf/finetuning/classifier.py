@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datasets import Dataset
-from matplotlib.figure import Figure
 from scipy.special import expit, softmax
 from scipy.stats import pearsonr, spearmanr
 from sklearn.base import ClassifierMixin
@@ -219,7 +218,8 @@ class Classifier(ClassifierMixin, Job):
         has_mean = self._is_head_first and hasattr(config, "classifier_pooling") and not self.adapter
         self._pooling = self.classifier_pooling or ("mean" if has_mean else None)
         # larger models, and adapters, were not compared
-        self._is_short = self._is_head_first and kind == SINGLE and not self.adapter and config.hidden_size <= 384
+        self._is_small = not self.adapter and config.hidden_size <= 384
+        self._is_short = self._is_small and self._is_head_first and kind == SINGLE
         self._best_metric, self._crossed = "pearson" if kind == REGRESSION else "f1", None
         can_cross = self._is_head_first and kind == SINGLE and sum(n > 1 for n in Counter(labels).values()) > 1
         if validation and is_held_out and can_cross:
@@ -418,6 +418,8 @@ def values_of(labels: Iterable[Any], classes: Iterable[Any] | None) -> dict[str,
 
 def draw_matrix(matrix: np.ndarray, names: list[str], file: Path) -> None:
     """Draw a (C, C) confusion matrix into a PNG file."""
+    from matplotlib.figure import Figure  # whose import takes half a second
+
     shown = [name[:30].replace("$", r"\$") for name in names]  # dollar signs begin formulas
     size = 3 + 0.4 * len(names)
     figure = Figure(figsize=(size, size), layout="constrained")

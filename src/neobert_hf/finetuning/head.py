@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 from .texts import MULTI, REGRESSION, SINGLE
@@ -23,6 +24,8 @@ STRENGTHS = (0.001, 0.01, 0.1, 1.0)  # C of the logistic regression, on features
 DEFAULT_STRENGTH = 0.1  # if there are too few rows to compare
 WEAK = 0.01  # C of a layer whose encoder is trained afterwards: a loss of nearly zero would teach it nothing
 NUM_FOLDS = 3
+# Threads of BLAS and of OpenMP wait for each other in every step of the solver: 77 classes took ten times as long.
+one_thread = threadpool_limits.wrap(limits=1, user_api="blas")
 
 
 def last_layer(model: nn.Module) -> nn.Linear:
@@ -47,6 +50,7 @@ def inputs_of_last_layer(model: nn.Module, rows: Dataset, collate: Callable, bat
     return torch.cat(found).numpy()
 
 
+@one_thread
 def choose_strength(vectors: np.ndarray, labels: np.ndarray, problem_type: str) -> float:
     """Return the C of a logistic regression with the best score of a cross-validation on training rows.
 
@@ -72,6 +76,7 @@ def choose_strength(vectors: np.ndarray, labels: np.ndarray, problem_type: str) 
         return search.fit(StandardScaler().fit_transform(vectors), labels).best_params_[name]
 
 
+@one_thread
 def fit_linear(
     vectors: np.ndarray, labels: np.ndarray, num_outputs: int, problem_type: str, strength: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:

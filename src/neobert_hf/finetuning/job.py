@@ -120,6 +120,22 @@ def told(method: Callable) -> Callable:
     return wrapped
 
 
+class JobTrainer(CheckedCheckpoints):
+    """Trainer that predicts in float32 also if it trains in bf16, so that it predicts what the saved model does."""
+
+    use_cpu_amp = property(lambda self: False, lambda self, _: None)  # of transformers 4, beside that of accelerate
+
+    def prediction_step(self, model: Any, *args, **kwargs) -> Any:
+        """As Trainer's, without the autocast that accelerate adds to the forward."""
+        inner = vars(self.accelerator.unwrap_model(model))
+        wrapped = {"forward": inner["forward"]} if "_original_forward" in inner else {}
+        inner |= {name: inner["_original_forward"] for name in wrapped}
+        try:
+            return super().prediction_step(model, *args, **kwargs)
+        finally:
+            inner |= wrapped
+
+
 class Job(BaseEstimator, ABC):
     """A model for one job: `fit` trains it, `predict` uses it, `evaluate` measures it, `save` writes it.
 
@@ -141,6 +157,7 @@ class Job(BaseEstimator, ABC):
     _best_metric: str | None = "f1"  # chooses the best epoch
     _truncated = ""  # a sentence about the rows that were tokenized last; windows truncate nothing
     _begun: str | None = None  # the model to which all of this belongs
+    _is_small = False  # whether a step of short texts may have more rows
     problem_type: str | None = None  # of texts, as in the config of a model
 
     def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512, verbose: bool = True):
@@ -333,7 +350,7 @@ class Job(BaseEstimator, ABC):
 
     def _trainer_for(self, model: PreTrainedModel, training: FineTuningArguments, **options) -> Trainer:
         training.disable_tqdm |= not self.verbose
-        return CheckedCheckpoints(model, training, processing_class=self.tokenizer, **options)
+        return JobTrainer(model, training, processing_class=self.tokenizer, **options)
 
     def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: Sequence) -> dict[str, float]:
         return self.metrics(self._outputs(rows, found.predictions, validation[:-1]), validation[-1])
@@ -358,6 +375,8 @@ class Job(BaseEstimator, ABC):
         run = {"job": self.noun, "model": self._source, "max_seq_length": self.max_seq_length} | self._identity()
         run |= {"classes": self._names or None, "rows": content_hash(columns), "validation": content_hash(validation)}
         with training_arguments(training, options, bool(validation)) as training:
+            if self._is_small:
+                training.choose_batch(float(np.mean([*map(len, rows["train_dataset"]["input_ids"])])))
             run |= curve_of(training)
             if validation and self._best_metric:
                 training.choose_metric(len(held_out), self._best_metric)

@@ -27,7 +27,7 @@ from ..files.writing import saving
 from ..model.checkpoint_neobert import check_model_type
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import NeoBERTForMaskedLM
-from ..runs import lock_run, train_or_resume, tune_allocator
+from ..runs import lock_run, train_or_resume
 from ..runs.folders import RUN, SUMMARY
 from ..runs.manifests import what_is_left
 from ..runs.progress import without_bars
@@ -95,8 +95,6 @@ def _pretrain(data, training, recipe, variant, optimizer, schedule):
     of_schedule = {} if schedule is None else {"schedule": describe_schedule(schedule, recipe.max_steps)}
     record = record_of(data, training, functions)
     set_seed(training.seed)
-    if training.device.type == "cpu":
-        tune_allocator()
     say(f"recipe {training.recipe}, phase {training.phase}:\n{as_yaml(record)}")
     tokenizer = load_tokenizer(data.tokenizer_name or recipe.tokenizer)
     rows = open_text(data, training, tokenizer)

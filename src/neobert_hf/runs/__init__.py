@@ -16,7 +16,7 @@ NAMES_OF = {
     "commands": ("CommandParser", "run_script"),
     "errors": ("one_line", "run_command"),
     "folders": ("begin_or_resume", "curve_of", "last_complete_checkpoint", "lock_run", "train_or_resume"),
-    "machine": ("environment",),
+    "machine": ("environment", "limit_threads"),
     "manifests": ("CheckedCheckpoints",),
     "record": ("write_record",),
     "signals": ("SaveOnTerminate",),
@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         lock_run as lock_run,
         train_or_resume as train_or_resume,
     )
-    from .machine import environment as environment
+    from .machine import environment as environment, limit_threads as limit_threads
     from .manifests import CheckedCheckpoints as CheckedCheckpoints
     from .record import write_record as write_record
     from .signals import SaveOnTerminate as SaveOnTerminate

@@ -24,8 +24,8 @@ def tune_allocator() -> bool:
         MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=268435456 python ...
 
     Returns:
-        True if the allocator was tuned; False, with a warning, if the C library is not glibc (macOS, Windows, musl) or if
-        malloc refused an option.
+        True if the allocator was tuned; False if malloc refused an option; False with a warning if the C library is not glibc
+        (macOS, Windows, musl).
     """
     library = platform.libc_ver()[0]
     if platform.system() != "Linux" or library != "glibc":
@@ -33,7 +33,4 @@ def tune_allocator() -> bool:
         logger.warning(f"tune_allocator() changes glibc's malloc on Linux only; nothing changed on {found}")
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    refused = [name for name, (option, value) in MALLOPT.items() if mallopt(option, value) != 1]
-    if refused:
-        logger.warning(f"malloc refused {', '.join(refused)}; these options are unchanged")
-    return not refused
+    return all([mallopt(option, value) == 1 for option, value in MALLOPT.values()])

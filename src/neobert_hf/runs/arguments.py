@@ -2,6 +2,7 @@
 
 # ruff: noqa: RUF009  (HfArg returns a field)
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from ..files.messages import say
 from ..model.machine_neobert import best_dtype
 
 EPOCHS, EPOCHS_OF_FEW = 3, 10
+BATCH, STEP_TOKENS = 16, 640  # rows of a step; tokens of a step of short texts
 FEW_ROWS = 100  # validation rows; with fewer, one row more or less changes F1 by a percent or more
 RESUME = (
     "last, to resume from the newest complete checkpoint in output_dir; auto, to do so if output_dir has one and start "
@@ -30,15 +32,15 @@ else:
 
 @dataclass
 class PrecisionArguments(Mixin):
-    """Training arguments with bf16 only if it is faster on this machine, and with what the model's card says.
+    """Training arguments with bf16 where it is faster on this machine, and with what the model's card says.
 
     A mixin before a class of TrainingArguments.
     """
 
     output_dir: str = HfArg(default=None, help="Folder of the checkpoints and the trained model.")
-    auto_precision: bool = HfArg(
-        default=False,
-        help="bf16 if it is faster on this machine (best_dtype), else float32; --bf16 or --fp16 overrides it.",
+    bf16: bool | None = HfArg(
+        default=None,
+        help="Products in bf16; weights are float32. Default: where it is faster on this machine (best_dtype).",
     )
     license: str = HfArg(default=None, help="Licence of the model, for its card.")
     language: list[str] = HfArg(default=None, help="Languages of the texts, for the card, such as en.")
@@ -55,9 +57,9 @@ class PrecisionArguments(Mixin):
         if 0 < self.warmup_steps < 1 and not has_shares:
             self.warmup_ratio = self.warmup_ratio or self.warmup_steps
             self.warmup_steps: float = 0
-        if self.auto_precision and not (self.bf16 or self.fp16):
+        if self.bf16 is None:
             device = "cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu"
-            self.bf16 = best_dtype(device) == torch.bfloat16
+            self.bf16 = not self.fp16 and best_dtype(device) == torch.bfloat16
             self.use_cpu |= not torch.accelerator.is_available()  # transformers refuses bf16 on a CPU without it
         super().__post_init__()
         self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns without one
@@ -93,7 +95,8 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
     """Training arguments of fine-tuning: evaluation after each epoch, and the best epoch at the end."""
 
     num_train_epochs: float = HfArg(default=0, help="Epochs; 0 chooses 3, and 10 where the rows are few.")
-    per_device_train_batch_size: int = 16  # as in Table 6; larger batches leave few steps for a few hundred rows
+    # 16 as in Table 6; larger batches leave few steps for a few hundred rows
+    per_device_train_batch_size: int = HfArg(default=0, help="Rows of a step; 0 chooses 16, up to 32 for short texts.")
     per_device_eval_batch_size: int = 64  # without gradients
     learning_rate: float | None = HfArg(default=None, help="Default: by the size of the model.")
     warmup_steps: float = 0.06  # share of all steps
@@ -112,16 +115,27 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
             # Trainer evaluates and predicts with the same two options
             fault = "group_by_length and dataloader_drop_last change the order or the number of predictions too"
             raise ValueError(f"{fault}; remove them")
+        self._has_batch = self.per_device_train_batch_size > 0
+        self.per_device_train_batch_size = self.per_device_train_batch_size or BATCH
         self._has_metric = self.metric_for_best_model is not None
         self.metric_for_best_model = self.metric_for_best_model or "f1"
         if self.greater_is_better is None:  # Trainer knows the loss alone
             self.greater_is_better = is_best_if_large(self.metric_for_best_model)
         super().__post_init__()
 
+    def choose_batch(self, mean_length: float) -> None:
+        """Take up to 32 rows of short texts, `STEP_TOKENS` in all, unless the user gave a number or there are several devices."""
+        if not self._has_batch and self.world_size == 1:
+            self.per_device_train_batch_size = max(BATCH, min(2 * BATCH, round(STEP_TOKENS / mean_length)))
+
     def choose_learning_rate(self, config: PretrainedConfig, rate: float | None = None) -> None:
-        """Take a rate, `default_learning_rate` by default, and print it, unless the user gave one."""
+        """Take a rate, `default_learning_rate` by default, and print it, unless the user gave one.
+
+        It belongs to 16 rows; with a number that `choose_batch` took, it grows as the square root.
+        """
         if self.learning_rate is None:
-            self.learning_rate = rate or default_learning_rate(config)
+            rows = BATCH if self._has_batch else self.per_device_train_batch_size
+            self.learning_rate = (rate or default_learning_rate(config)) * math.sqrt(rows / BATCH)
             say(f"learning_rate={self.learning_rate:g} for hidden_size={config.hidden_size}")
 
     def choose_epochs(self, number: int) -> None:

@@ -13,6 +13,7 @@ from neobert_cli import Parser
 
 from . import MINI_MODEL_PATH
 from .errors import correctable, one_line, run_command
+from .machine import limit_threads
 
 LIBRARIES = ("transformers", "sentence_transformers")  # --help_all lists their arguments
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: "BOOL"}
@@ -112,4 +113,5 @@ def run_script(function: Callable[..., Any], description: str) -> None:
     """
     types = [value for name, value in get_type_hints(function).items() if name != "return"]
     parser = CommandParser(types, description=description)
+    limit_threads()
     run_command(parser.prog, function, *parser.parse_args_into_dataclasses())

@@ -10,8 +10,10 @@ from torch import distributed
 from transformers import Trainer, TrainingArguments
 from transformers.utils import logging
 
+from ..files.messages import say
 from ..files.trust import MODEL_FILES
 from ..files.writing import WRITTEN, check_target, matches, only_writer, write_json
+from .allocator import tune_allocator
 from .arguments import ResumeArguments
 from .manifests import MANIFEST, STATE, UNFINISHED, check_checkpoint, numbered_checkpoints, read_json_object
 from .record import CARD_IS_EDITED, CARD_WRITER, is_generated
@@ -199,6 +201,8 @@ def _check_run(checkpoint, run, exactly):
 def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: ResumeArguments, run: dict) -> Trainer:
     """Train from the start, or from the checkpoint that the arguments name; SIGTERM and Ctrl-C save a checkpoint first.
 
+    On a CPU, the memory allocator of the process is tuned (`tune_allocator`).
+
     Args:
         make_trainer: Returns the trainer; called with the checkpoint to resume from, or None, when the folder is known to be free
             for this run. What takes long or writes into the folder belongs here.
@@ -213,8 +217,12 @@ def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: Re
         ValueError: A checkpoint is damaged or belongs to another run.
     """
     exactly = not training.resume_inexactly
+    if training.device.type == "cpu":
+        tune_allocator()
     checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
     trainer = make_trainer(checkpoint)
+    if training.bf16:
+        say("bf16=True: matrix products in bf16, weights in float32")
     signals = SaveOnTerminate()
     if not training.save_only_model:  # otherwise no checkpoint can be resumed
         trainer.add_callback(signals)

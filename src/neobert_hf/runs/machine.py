@@ -8,11 +8,21 @@ import platform
 from pathlib import Path
 
 import torch
+from joblib import cpu_count
 
 from ..model.machine_neobert import has_amx, has_bf16_instructions
 
 # Cloud machines report "AMD EPYC" only; family and model identify the generation.
 EPYC_GENERATIONS = {("23", "49"): "second", ("25", "1"): "third", ("25", "17"): "fourth", ("26", "2"): "fifth"}
+
+
+def limit_threads() -> None:
+    """Let torch use at most the cores that this process may use, by its affinity and the quota of its control group.
+
+    OMP_NUM_THREADS overrides it.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(torch.get_num_threads(), cpu_count()))
 
 
 def environment() -> dict:

@@ -1,6 +1,5 @@
 """Checkpoint manifests: the last file of a checkpoint lists the others, so that a run resumes from a complete checkpoint only."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +8,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
+from ..files.trust import read_json
 from ..files.writing import saving, write_json
 from .progress import EpochLines, Progress, without_bars
 
@@ -153,12 +153,8 @@ def read_json_object(file: Path) -> dict:
     Raises:
         ValueError: The file is missing or damaged; the message names the file and the fault.
     """
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(f"{file} is missing") from error
-    except (ValueError, RecursionError, OSError) as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
-    if not isinstance(content, dict):
+    if not file.is_file():
+        raise ValueError(f"{file} is missing")
+    if not isinstance(content := read_json(file), dict):
         raise ValueError(f"{file} is damaged: it holds a {type(content).__name__}, not an object")
     return content
