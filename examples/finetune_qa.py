@@ -2,7 +2,7 @@
 
     neobert finetune-qa --train_file train-v2.0.json --validation_file dev-v2.0.json --output_dir runs/qa
     neobert finetune-qa --dataset_name rajpurkar/squad_v2 --model_name_or_path chandar-lab/NeoBERT \\
-        --output_dir runs/squad --bf16
+        --output_dir runs/squad
     neobert finetune-qa --model_name_or_path runs/qa --test_file questions.jsonl --output_dir runs/answers
 
 Files are SQuAD's own JSON, or rows with question, context and answers. `QuestionAnswerer("runs/qa").predict(questions, texts)`

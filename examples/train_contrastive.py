@@ -8,7 +8,7 @@ Pairs of your own, in columns of .jsonl, .csv or .parquet files; a short run of 
 The paper's training sets (examples/paper/embeddings/README.md):
 
     neobert train-contrastive --training_sets examples/paper/embeddings/sets.yaml \\
-        --model_name_or_path chandar-lab/NeoBERT --output_dir runs/embeddings --bf16 --mini_batch_size 32
+        --model_name_or_path chandar-lab/NeoBERT --output_dir runs/embeddings --mini_batch_size 32
 
 Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption.
 """
@@ -33,7 +33,7 @@ from neobert_hf.runs import run_script
 def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArguments):
     """Train, save, evaluate before and after, and write the card."""
     # 1. Model
-    name, options = arguments.model_name_or_path, {"dtype": torch.float32}  # --bf16 is the dtype of the computation
+    name, options = arguments.model_name_or_path, {"dtype": torch.float32}  # bf16 is the dtype of the computation
     if arguments.pooling:
         model = sentence_transformer(name, arguments.pooling, model_kwargs=options)
     else:  # the pooling of a saved model, or the mean for a bare NeoBERT

@@ -2,7 +2,7 @@
 
     neobert train-reranker --train_files pairs.csv --output_dir runs/reranker
     neobert train-reranker --train_files pairs.jsonl --model_name_or_path chandar-lab/NeoBERT \\
-        --embedding_model runs/embeddings --max_seq_length 256 --bf16 --output_dir runs/reranker
+        --embedding_model runs/embeddings --max_seq_length 256 --output_dir runs/reranker
 
 The first column has questions, the second their answers; an embedding model finds wrong answers that look right. The folder
 opens in `CrossEncoder("runs/reranker")`. Rerun the command with `--resume_from_checkpoint last` to resume after an interruption.

@@ -197,7 +197,7 @@ def training_arguments(stage: Stage, folder: Path, num_rows: dict[str, int]) -> 
         lr_scheduler_type="linear",
         batch_sampler=stage.batch_sampler,
         seed=stage.seed,
-        auto_precision=True,
+        bf16=None,  # where it is faster on this machine
         logging_steps=50,
         save_steps=SAVE_STEPS,
         save_total_limit=2,

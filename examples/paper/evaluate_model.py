@@ -63,7 +63,6 @@ def evaluate(arguments: EvaluationArguments):
             learning_rate=arguments.learning_rate,
             max_steps=arguments.max_steps,
             eval_steps=min(200, arguments.max_steps),
-            auto_precision=True,
         )
 
         # 2. Pseudo-perplexity by length, and fine-tuning.

@@ -5,6 +5,7 @@ import pytest
 from conftest import run_main
 
 from neobert_hf.pretraining.arguments import PretrainingArguments
+from neobert_hf.runs import FineTuningArguments
 
 
 @pytest.mark.parametrize(
@@ -54,9 +55,9 @@ def test_rows_that_would_count_twice_in_an_evaluation_by_several_processes_are_r
 
 
 @pytest.mark.parametrize("has_instructions", [False, True])
-def test_auto_precision_follows_the_machine_unless_the_user_chooses(tmp_path, monkeypatch, has_instructions):
+def test_bf16_follows_the_machine_unless_the_user_chooses(tmp_path, monkeypatch, has_instructions):
     monkeypatch.setenv("NEOBERT_CPU_BF16", str(int(has_instructions)))
     options = dict(output_dir=str(tmp_path), use_cpu=True)
-    assert PretrainingArguments(**options, auto_precision=True).bf16 is has_instructions
-    assert PretrainingArguments(**options, auto_precision=True, bf16=True).bf16
+    assert FineTuningArguments(**options).bf16 is PretrainingArguments(**options, bf16=None).bf16 is has_instructions
+    assert FineTuningArguments(**options, bf16=True).bf16 and not FineTuningArguments(**options, bf16=False).bf16
     assert not PretrainingArguments(**options).bf16

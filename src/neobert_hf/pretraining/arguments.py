@@ -103,6 +103,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
     per_device_train_batch_size: int = HfArg(default=1, help="Rows in a training batch of a device.")
     per_device_eval_batch_size: int = HfArg(default=1, help="Rows in an evaluation batch of a device.")
     logging_steps: float = HfArg(default=10, help="Optimizer steps between two log entries.")
+    bf16: bool | None = HfArg(default=False, help="Products in bf16; weights are float32.")
     report_to: str = HfArg(default="tensorboard", help="tensorboard, wandb, ... or none.")
     remove_unused_columns: bool = False  # a column of the rows holds the seed of their masks
     prediction_loss_only: bool = True  # the trainer counts correct tokens itself
