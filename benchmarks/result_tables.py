@@ -252,6 +252,18 @@ def few_examples(result: dict) -> str:
     return f"{grid(rows, ['way', *data, 'seconds'])}\n\n{note} {source(result)}."
 
 
+def classifier_peers(result: dict) -> str:
+    """Seconds and accuracy of each command, over the seeds."""
+    rows = [
+        [row["way"], mean_and_range(row["seconds"], ".0f"), mean_and_range(row["scores"], ".1%")]
+        for row in result["rows"]
+    ]
+    settings = result["settings"]
+    note = f"{settings['num_train']:,} rows of SST-2, {settings['num_test']:,} test rows, mean ± half the range of "
+    note += f"{len(settings['seeds'])} seeds; SetFit with num_iterations={settings['num_iterations']}."
+    return f"{grid(rows, ['command', 'seconds', 'accuracy'])}\n\n{note} {source(result)}."
+
+
 def runtimes(result: dict) -> str:
     """Error, size and speed of each runtime: milliseconds of one sentence, tokens/s of a batch, and the command."""
     cells = {(row["path"], row["batch"]): row for row in result["rows"]}
@@ -320,6 +332,7 @@ def versions(result: dict) -> str:
 
 SPECIAL = (
     throughput,
+    classifier_peers,
     cpu_kernels,
     contextual_speed,
     corpus_cipher,

@@ -152,6 +152,12 @@ def test_a_script_is_a_command_with_the_same_help(command):
     assert run(command, "--help").split() == of_file.split()
 
 
+def test_a_script_tells_its_name_before_it_imports_torch(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["neobert", "finetune-qa"])
+    neobert_cli._chosen(*neobert_cli.make_parser())
+    assert capsys.readouterr().out == "neobert finetune-qa: loading the libraries\n"
+
+
 def test_a_command_tells_the_next_one_as_it_can_be_pasted(capsys, monkeypatch, tmp_path):
     """From text to a training, whose arguments exist; after an export to the server, and after a conversion to the doctor."""
     monkeypatch.chdir(tmp_path)

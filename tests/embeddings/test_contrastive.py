@@ -198,6 +198,17 @@ def test_instructions_decide_between_two_targets_of_one_question_in_a_training_f
     assert np.mean(found.argmax(1) == np.array(expected)) >= 0.95
 
 
+def test_after_a_training_in_bf16_the_model_has_the_vectors_of_the_saved_one(folder, tmp_path):
+    model, pairs = (
+        sentence_transformer(folder),
+        Dataset.from_dict({"anchor": SYLLABLES[:8], "positive": SYLLABLES[8:16]}),
+    )
+    options = {"max_steps": 1, "per_device_train_batch_size": 4, "bf16": True}
+    train_on_pairs(model, pairs, ContrastiveTrainingArguments(str(tmp_path / "run"), **options, **QUIET))
+    saved = SentenceTransformer(str(tmp_path / "run"), trust_remote_code=True)
+    np.testing.assert_allclose(model.encode(SYLLABLES), saved.encode(SYLLABLES), atol=1e-6)
+
+
 def test_a_single_set_is_a_set_and_a_single_path_a_path(folder, tmp_path):
     pairs = Dataset.from_dict({"anchor": SYLLABLES[:8], "positive": SYLLABLES[8:16]})
     training = ContrastiveTrainingArguments(str(tmp_path / "one"), max_steps=1, per_device_train_batch_size=4, **QUIET)

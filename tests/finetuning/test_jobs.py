@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
 
 pytest.importorskip("sentence_transformers", reason="needs sentence-transformers (pip install -e .[embed])")
 pytest.importorskip("seqeval", reason="needs scikit-learn, seqeval and peft (pip install -e .[train])")
@@ -46,6 +48,20 @@ def trained(request, start):
     """A job of each class after `fit`, and its columns."""
     columns = COLUMNS[request.param]
     return request.param(start, 16).fit(*columns, **FAST), columns
+
+
+@pytest.mark.compat
+def test_a_training_in_bf16_says_so_and_predicts_in_float32_as_the_saved_model(start, tmp_path, capsys):
+    job = Classifier(start, 16).fit(TEXTS, LABELS, training=FineTuningArguments(str(tmp_path), bf16=True, **FAST))
+    job.save(tmp_path)
+    assert "bf16=True: matrix products in bf16" in capsys.readouterr().out
+    assert json.loads((tmp_path / "training.json").read_text())["settings"]["bf16"] is True
+    opened = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype="float32").eval()
+    with torch.no_grad():
+        expected = opened(**job.tokenizer(TEXTS, padding=True, return_tensors="pt")).logits
+    np.testing.assert_allclose(job.outputs(TEXTS), expected, atol=1e-6)  # one rounding to bf16 is 1e-3
+    reopened = Classifier(tmp_path).outputs(TEXTS, training=FineTuningArguments(use_cpu=True, bf16=True))
+    np.testing.assert_allclose(reopened, expected, atol=1e-6)
 
 
 def scores_of(job, *inputs):

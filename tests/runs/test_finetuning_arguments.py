@@ -36,6 +36,19 @@ def test_the_learning_rate_is_chosen_by_the_size_of_the_model_unless_it_is_given
     assert given.learning_rate == 1e-3 and not capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("given", "length", "rows"), [(0, 100, 16), (0, 30, 21), (0, 10, 32), (8, 10, 8), (64, 10, 64)]
+)
+def test_a_step_of_short_texts_has_more_rows_and_the_rate_of_their_number_unless_it_is_given(
+    tmp_path, given, length, rows
+):
+    arguments = FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, per_device_train_batch_size=given)
+    arguments.choose_batch(length)
+    arguments.choose_learning_rate(NeoBERTConfig(hidden_size=256, num_attention_heads=4))
+    assert arguments.per_device_train_batch_size == arguments.train_batch_size == rows
+    assert arguments.learning_rate == pytest.approx(3e-4 * (1 if given else (rows / 16) ** 0.5))
+
+
 def test_the_loss_chooses_the_best_epoch_of_few_validation_rows_unless_a_metric_is_given(arguments, tmp_path, capsys):
     arguments.choose_metric(100, "pearson")
     assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("pearson", True)
