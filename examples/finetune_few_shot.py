@@ -49,7 +49,6 @@ from neobert_hf.runs import (
     lock_run,
     run_script,
     train_or_resume,
-    tune_allocator,
 )
 
 
@@ -194,7 +193,8 @@ class FewShotClassifier(Classifier):
             run = {"job": "few examples", "model": self._source, "classes": self._names, "rows": content_hash(examples)}
             run |= {"max_seq_length": self.max_seq_length} | curve_of(training)
             with lock_run(training.output_dir):
-                train_or_resume(make_trainer, training, run)
+                trainer = train_or_resume(make_trainer, training, run)
+            trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # bf16 is for the training
             self._run = json.loads(json.dumps(run))
             add_head(model, examples["text"], examples["label"], self._names, strength)
             self._end_fit([*examples.values()], held_out, training)
@@ -295,7 +295,6 @@ def unit_vectors(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray
 
 def train(arguments: FewShotArguments, training: FewShotTrainingArguments):
     """Train, if there are training rows; evaluate on validation and test rows, and predict the labels of the latter."""
-    tune_allocator()
     model, length = arguments.model_name_or_path, arguments.max_seq_length
     classifier = FewShotClassifier(model, length, truncation=arguments.truncation)
     rows = read_labelled_texts(arguments, training.seed, classifier)

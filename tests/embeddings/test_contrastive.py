@@ -351,8 +351,11 @@ def test_the_error_for_a_full_disk_at_the_last_save_is_one_line(command, tmp_pat
 @pytest.mark.slow
 def test_two_processes_with_shared_negatives_give_the_loss_curve_of_one_process(command, tmp_path):
     """Two batches of 4 with shared negatives equal one batch of 8; both batches of a group come from one dataset."""
-    run_main(train_contrastive, *command(tmp_path / "one", per_device_train_batch_size=8, max_steps=6, save_steps=6))
-    changes = dict(per_device_train_batch_size=4, max_steps=6, save_steps=6, gather_across_devices=True)
+    run_main(
+        train_contrastive,
+        *command(tmp_path / "one", per_device_train_batch_size=8, max_steps=6, save_steps=6, bf16="false"),
+    )
+    changes = dict(per_device_train_batch_size=4, max_steps=6, save_steps=6, gather_across_devices=True, bf16="false")
     on_two_processes(train_contrastive.__file__, *command(tmp_path / "two", **changes))
     alone, shared = losses_of(tmp_path / "one"), losses_of(tmp_path / "two")
     assert len(alone) == 6

@@ -315,7 +315,7 @@ def test_a_model_is_saved_over_another_one_only_if_this_is_asked_for_and_then_no
 @pytest.mark.slow
 def test_the_identity_of_a_run_has_all_that_changes_its_model(start, tmp_path):
     def identity(name, job, columns=(TEXTS, LABELS), **options):
-        job.fit(*columns, **{**FAST, "output_dir": str(tmp_path / name), **options})
+        job.fit(*columns, **{**FAST, "output_dir": str(tmp_path / name), "per_device_train_batch_size": 4, **options})
         return json.loads((tmp_path / name / "run.json").read_text())
 
     first = identity("first", Classifier(start, 16), validation=(TEXTS, LABELS))
