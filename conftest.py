@@ -215,6 +215,18 @@ def packed_rows(documents, max_tokens, max_length=None, num_rows=None, **setting
     return PackedRows(documents, make_packing_plan(list(map(len, documents)), settings), num_rows)
 
 
+def unpack(rows):
+    """The documents in packed rows, in order."""
+    documents = []
+    for row in rows:
+        for token, position in zip(row["input_ids"], row["position_ids"]):
+            if position == 0:
+                documents.append([])
+            assert position == len(documents[-1])
+            documents[-1].append(token)
+    return documents
+
+
 def packed_plan(lengths, implementation="auto", dtype=torch.float32, is_training=True):
     """The plan of a forward over one packed row of documents."""
     boundaries = Boundaries(cu_seq_lens={"cu_seq_lens_q": torch.tensor([0, *lengths]).cumsum(0)})
@@ -299,6 +311,14 @@ def saved(model, tokenizer, tmp_path):
     model.save_pretrained(tmp_path / "saved")
     tokenizer.save_pretrained(tmp_path / "saved")
     return tmp_path / "saved"
+
+
+@pytest.fixture
+def published(checkpoint, tokenizer, tmp_path):
+    """A folder with the tiny published checkpoint and its tokenizer."""
+    shutil.copytree(checkpoint, tmp_path / "published")
+    tokenizer.save_pretrained(tmp_path / "published")
+    return tmp_path / "published"
 
 
 @pytest.fixture
