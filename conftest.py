@@ -152,6 +152,12 @@ def relative_error(actual, wanted):
     return ((actual.double().cpu() - wanted).norm() / wanted.norm()).item()
 
 
+def largest_error(found, wanted, where=...):
+    """Largest error over largest value."""
+    found, wanted = np.asarray(found, np.float64)[where], np.asarray(wanted, np.float64)[where]
+    return np.abs(found - wanted).max() / np.abs(wanted).max()
+
+
 def random_ids(*shape, seed=0):
     """Ids of the tiny vocabulary, without special tokens."""
     return torch.randint(5, CONFIG["vocab_size"], shape, generator=torch.Generator().manual_seed(seed))

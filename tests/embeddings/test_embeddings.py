@@ -85,13 +85,6 @@ def test_the_mean_includes_the_prompt_unless_include_prompt_is_false(folder, sid
         np.testing.assert_allclose(model.encode(TEXTS, prompt_name="query"), expected, atol=2e-6)
 
 
-def test_removing_padding_does_not_change_embeddings(folder):
-    texts = [" ".join(TEXTS[3].split()[:n]) for n in (1, 13, 4, 7, 2)]
-    padded = sentence_transformer(folder)
-    padded[0].model.config.unpad_inputs = False
-    np.testing.assert_allclose(sentence_transformer(folder).encode(texts), padded.encode(texts), atol=1e-5)
-
-
 def test_a_copy_for_another_process_gives_the_same_embeddings(folder):
     """`encode` with several devices sends the pickled model to its processes."""
     model = sentence_transformer(folder)
