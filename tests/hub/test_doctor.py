@@ -285,7 +285,7 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
     ),
     "a config without a model type": (changed(lambda stored: stored.pop("model_type")),
      "refused: has no model_type, so AutoModel does not know it"),
-    "an index that leaves the folder": (shards(leave_the_folder), "refused: ../outside.safetensors"),
+    "an index that leaves the folder": (shards(leave_the_folder), "refused: only .safetensors files inside its folder"),
     "a link out of the folder": (link("chat_template.jinja", "/etc/hosts"), "link"),
     # config
     "no quantization, and a missing tensor": (all_of(config(quantization_config=None), without(WO)),
