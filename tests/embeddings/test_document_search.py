@@ -25,7 +25,6 @@ pytest.importorskip("bm25s", reason="neobert search needs it (pip install -e .[e
 pytest.importorskip("semantic_text_splitter", reason="neobert search needs it (pip install -e .[embed])")
 
 from conftest import SENTENCE, run_main
-from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
 
 import neobert_cli
@@ -634,6 +633,8 @@ def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embe
 
 def write_pdf(file, text):
     """A PDF of one page."""
+    from matplotlib.figure import Figure
+
     page = Figure()
     page.text(0.1, 0.5, text)
     page.savefig(file)
