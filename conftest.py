@@ -152,6 +152,12 @@ def relative_error(actual, wanted):
     return ((actual.double().cpu() - wanted).norm() / wanted.norm()).item()
 
 
+def largest_error(found, wanted, where=...):
+    """Largest error over largest value."""
+    found, wanted = np.asarray(found, np.float64)[where], np.asarray(wanted, np.float64)[where]
+    return np.abs(found - wanted).max() / np.abs(wanted).max()
+
+
 def random_ids(*shape, seed=0):
     """Ids of the tiny vocabulary, without special tokens."""
     return torch.randint(5, CONFIG["vocab_size"], shape, generator=torch.Generator().manual_seed(seed))
@@ -213,6 +219,18 @@ def packed_rows(documents, max_tokens, max_length=None, num_rows=None, **setting
 
     settings = PackingSettings(max_tokens, max_length, **settings)
     return PackedRows(documents, make_packing_plan(list(map(len, documents)), settings), num_rows)
+
+
+def unpack(rows):
+    """The documents in packed rows, in order."""
+    documents = []
+    for row in rows:
+        for token, position in zip(row["input_ids"], row["position_ids"]):
+            if position == 0:
+                documents.append([])
+            assert position == len(documents[-1])
+            documents[-1].append(token)
+    return documents
 
 
 def packed_plan(lengths, implementation="auto", dtype=torch.float32, is_training=True):
@@ -299,6 +317,14 @@ def saved(model, tokenizer, tmp_path):
     model.save_pretrained(tmp_path / "saved")
     tokenizer.save_pretrained(tmp_path / "saved")
     return tmp_path / "saved"
+
+
+@pytest.fixture
+def published(checkpoint, tokenizer, tmp_path):
+    """A folder with the tiny published checkpoint and its tokenizer."""
+    shutil.copytree(checkpoint, tmp_path / "published")
+    tokenizer.save_pretrained(tmp_path / "published")
+    return tmp_path / "published"
 
 
 @pytest.fixture

@@ -632,22 +632,12 @@ def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embe
 
 
 def write_pdf(file, text):
-    """A PDF of one page, as small as the format allows."""
-    stream = f"BT /F1 24 Tf 72 700 Td ({text}) Tj ET".encode()
-    objects = [
-        b"<< /Type /Catalog /Pages 2 0 R >>",
-        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R"
-        b" /Resources << /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >> >>",
-        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
-    ]
-    content, places = b"%PDF-1.4\n", []
-    for number, body in enumerate(objects, 1):
-        places.append(len(content))
-        content += b"%d 0 obj\n%s\nendobj\n" % (number, body)
-    table = b"".join(b"%010d 00000 n \n" % place for place in places)
-    end = b"trailer\n<< /Size 5 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % len(content)
-    file.write_bytes(content + b"xref\n0 5\n0000000000 65535 f \n" + table + end)
+    """A PDF of one page."""
+    from matplotlib.figure import Figure
+
+    page = Figure()
+    page.text(0.1, 0.5, text)
+    page.savefig(file)
 
 
 def write_docx(file, text):
@@ -680,7 +670,7 @@ def test_html_pdf_and_docx_are_converted_once(notes, model, monkeypatch):
     (folder / "broken.pdf").write_bytes((folder / "b.pdf").read_bytes()[:300])
     (folder / "text.pdf").write_text("%PDF-1.4 text that is no PDF")
     locked = b"/ID [<00><00>] /Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O (%s) /U (%s) >>" % (b"a" * 32, b"b" * 32)
-    (folder / "locked.pdf").write_bytes((folder / "b.pdf").read_bytes().replace(b"/Size 5", b"/Size 5 " + locked))
+    (folder / "locked.pdf").write_bytes((folder / "b.pdf").read_bytes().replace(b"/Size", locked + b"/Size"))
     (folder / "broken.docx").write_bytes((folder / "c.docx").read_bytes()[:300])
     documents = open_search(folder, model)
     texts = {passage.file.rpartition("/")[2]: passage.text for passage in documents.passages}

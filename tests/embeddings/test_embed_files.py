@@ -188,7 +188,6 @@ def test_embed_refuses_models_and_outputs_that_it_cannot_use(folder, tmp_path):
         (tmp_path / name).mkdir()
     (tmp_path / "mine.npy").write_text("years of work")
     (tmp_path / "b.npy.vectors").write_text("years of work")
-    neobert_hf.sparse_encoder(folder).save_pretrained(str(tmp_path / "sparse"))
     text, model, output = ("embed", tmp_path / "a.txt"), ("--model", folder), ("-o", tmp_path / "out.npy")
     for command, message in [
         ((*text, *model, *output, "--prompt_name", "nope"), "Prompt name 'nope' not found"),
@@ -202,7 +201,6 @@ def test_embed_refuses_models_and_outputs_that_it_cannot_use(folder, tmp_path):
         ((*text, *model, "-o", tmp_path / "b.npy"), "b.npy.vectors exists and holds no vectors of an earlier"),
         ((*text, *model, "-o", tmp_path / "a.bin"), r"a\.bin ends in none of \.npy, \.jsonl, \.parquet; choose one"),
         ((*text, *output, "--model", tmp_path / "no"), r"/no cannot be opened \(.*\); give an existing folder or a"),
-        ((*text, *output, "--model", tmp_path / "sparse"), "sparse holds a SparseEncoder"),
         (("embed", rows, *model, "-o", tmp_path / ".." / tmp_path.name / "a.jsonl"), "is also an input"),
     ]:
         with pytest.raises(SystemExit, match=message):

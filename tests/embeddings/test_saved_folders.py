@@ -242,7 +242,6 @@ def test_what_one_version_of_transformers_saves_another_one_loads(folder, weight
     }
     for name, model in models.items():
         model.save_pretrained(str(tmp_path / name))
-    pairs = [(text, text) for text in TEXTS]
     command = [str(python), "-c", OTHER, str(tmp_path), json.dumps(TEXTS), *models]
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -46,14 +46,6 @@ OTHER_TENSORS = {
 }
 
 
-@pytest.fixture
-def encoder(tmp_path, checkpoint, tokenizer):
-    """The tiny masked language model with its tokenizer."""
-    shutil.copytree(checkpoint, tmp_path / "encoder")
-    tokenizer.save_pretrained(tmp_path / "encoder")
-    return tmp_path / "encoder"
-
-
 def write_classifier(folder, weights, tokenizer, names=LABELS, **config):
     """A classifier with the first labels of the random weights."""
     head = {name: weights[name][: len(names)] for name in ("classifier.weight", "classifier.bias")}
@@ -110,9 +102,9 @@ def test_f32_file_holds_the_numbers_of_the_checkpoint(tmp_path, weights, tokeniz
         np.testing.assert_array_equal(tensors[name], values, err_msg=name)
 
 
-def test_file_describes_the_model(tmp_path, encoder):
-    change_config(encoder, rope_theta=5000.0)
-    settings, tensors, _ = read_back(export(encoder))
+def test_file_describes_the_model(tmp_path, published):
+    change_config(published, rope_theta=5000.0)
+    settings, tensors, _ = read_back(export(published))
     assert not any(name.startswith("cls") for name in tensors)
     assert settings["general.architecture"] == "neo-bert"
     prefix = "neo-bert."
@@ -142,8 +134,8 @@ def test_smaller_types_round_the_matrices_only(tmp_path, weights, tokenizer, num
         np.testing.assert_allclose(tensors[name], values, rtol=0, atol=bound, err_msg=name)
 
 
-def test_vocabulary_marks_the_beginnings_of_words(tmp_path, encoder, tokenizer):
-    settings = {name.removeprefix("tokenizer.ggml."): value for name, value in read_back(export(encoder))[0].items()}
+def test_vocabulary_marks_the_beginnings_of_words(tmp_path, published, tokenizer):
+    settings = {name.removeprefix("tokenizer.ggml."): value for name, value in read_back(export(published))[0].items()}
     texts, vocab = settings["tokens"], tokenizer.get_vocab()
     assert settings["model"] == "bert"
     assert len(texts) == len(set(texts)) == CONFIG["vocab_size"]  # llama.cpp ends its process at a repeated token
@@ -157,30 +149,30 @@ def test_vocabulary_marks_the_beginnings_of_words(tmp_path, encoder, tokenizer):
 
 
 @pytest.mark.parametrize("lowercase, strips, wanted", [(True, None, True), (True, False, False), (False, True, True)])
-def test_accents_are_stripped_as_the_tokenizer_says_or_with_lower_case(encoder, lowercase, strips, wanted):
-    content = json.loads((encoder / "tokenizer.json").read_text())
+def test_accents_are_stripped_as_the_tokenizer_says_or_with_lower_case(published, lowercase, strips, wanted):
+    content = json.loads((published / "tokenizer.json").read_text())
     normalizer = content["normalizer"]
     normalizer = normalizer["normalizers"][-1] if "normalizers" in normalizer else normalizer
     normalizer |= {"lowercase": lowercase, "strip_accents": strips}
-    (encoder / "tokenizer.json").write_text(json.dumps(content))
-    settings = read_back(export(encoder))[0]
+    (published / "tokenizer.json").write_text(json.dumps(content))
+    settings = read_back(export(published))[0]
     assert settings["tokenizer.ggml.normalizer.lowercase"] == lowercase
     assert settings["tokenizer.ggml.normalizer.strip_accents"] == wanted
 
 
 @pytest.mark.parametrize("token", [None, "##\u2581fox"])
-def test_an_embedding_without_a_token_of_its_own_in_llama_cpp_is_unused(tmp_path, encoder, token):
+def test_an_embedding_without_a_token_of_its_own_in_llama_cpp_is_unused(tmp_path, published, token):
     """It cannot tell `##\u2581fox` from the word `fox`."""
-    change_last_token(encoder, token)
-    settings, tensors, _ = read_back(export(encoder))
+    change_last_token(published, token)
+    settings, tensors, _ = read_back(export(published))
     assert len(settings["tokenizer.ggml.tokens"]) == len(tensors["token_embd.weight"]) == CONFIG["vocab_size"]
     assert settings["tokenizer.ggml.tokens"].count("\u2581fox") == 1
     assert settings["tokenizer.ggml.token_type"][-1] == gguf.TokenType.UNUSED
 
 
 @pytest.mark.parametrize("pooling, expected", [("mean", "MEAN"), ("cls", "CLS"), ("lasttoken", "LAST")])
-def test_file_pools_as_the_embedding_model(tmp_path, encoder, pooling, expected):
-    model = sentence_transformer(str(encoder), normalize=True)
+def test_file_pools_as_the_embedding_model(tmp_path, published, pooling, expected):
+    model = sentence_transformer(str(published), normalize=True)
     model[1].pooling_mode = pooling
     write_gguf(EmbeddingGraph(model), tmp_path / "model.gguf")
     assert read_back(tmp_path / "model.gguf")[0]["neo-bert.pooling_type"] == gguf.PoolingType[expected]
@@ -242,26 +234,26 @@ def without_tokenizer(folder):
         (without_tokenizer, "this folder has none"),
     ],
 )
-def test_what_llama_cpp_does_not_compute_is_refused_before_anything_is_written(tmp_path, encoder, opened, fault):
-    graph = opened(encoder)
+def test_what_llama_cpp_does_not_compute_is_refused_before_anything_is_written(tmp_path, published, opened, fault):
+    graph = opened(published)
     with pytest.raises(ValueError, match=fault) as error:
         write_gguf(graph, tmp_path / "model.gguf")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "model.gguf").exists()
 
 
-def test_normalizers_that_llama_cpp_lacks_are_named(tmp_path, encoder, caplog):
-    export(encoder)
+def test_normalizers_that_llama_cpp_lacks_are_named(tmp_path, published, caplog):
+    export(published)
     assert "lacks normalizers of this tokenizer (Replace, Replace)" in caplog.text
-    with_tokenizer(normalizer=normalizers.BertNormalizer())(encoder)
+    with_tokenizer(normalizer=normalizers.BertNormalizer())(published)
     caplog.clear()
-    export(encoder)
+    export(published)
     assert not caplog.text
 
 
 @pytest.mark.skipif(find_spec("llama_cpp") is not None, reason="with llama-cpp-python the file is compared")
-def test_a_file_that_was_not_compared_is_reported_with_a_warning(tmp_path, encoder, caplog):
-    report = export_model(encoder, tmp_path / "out", ["gguf"], task="feature-extraction")
+def test_a_file_that_was_not_compared_is_reported_with_a_warning(tmp_path, published, caplog):
+    report = export_model(published, tmp_path / "out", ["gguf"], task="feature-extraction")
     assert report["files"]["model-f32.gguf"]["not_compared"] == "llama-cpp-python is not installed"
     assert "model-f32.gguf was not compared with torch; to compare it: pip install llama-cpp-python" in caplog.text
 
@@ -377,14 +369,14 @@ def test_export_reports_how_far_llama_cpp_is_from_torch(tmp_path, dtype):
 
 
 @pytest.mark.runtime
-def test_the_python_code_of_the_page_runs(tmp_path, monkeypatch, capsys, encoder, weights, tokenizer):
+def test_the_python_code_of_the_page_runs(tmp_path, monkeypatch, capsys, published, weights, tokenizer):
     page = Path(__file__).parents[2] / "docs" / "exporting.md"
     fill, embed, classify = re.findall(r"python - <<'END'\n(.*?)END\n", page.read_text("utf-8"), re.DOTALL)
     classifier = write_classifier(tmp_path / "model", weights, tokenizer)
-    for name, folder in (("exported", encoder), ("classifier", classifier)):
+    for name, folder in (("exported", published), ("classifier", classifier)):
         (tmp_path / name).mkdir()
         export(folder).rename(tmp_path / name / "model-f32.gguf")
-    export_model(encoder, tmp_path / "eurobert", to="eurobert")
+    export_model(published, tmp_path / "eurobert", to="eurobert")
     monkeypatch.chdir(tmp_path)
     exec(fill, {})
     assert len(ast.literal_eval(capsys.readouterr().out)) == 5  # of the pipeline

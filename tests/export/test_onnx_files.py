@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDEN, SENTENCE, change_config, largest_file, run_main
+from conftest import GOLDEN, SENTENCE, change_config, largest_error, largest_file, run_main
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer, BertConfig
 
@@ -48,12 +48,6 @@ def runner(file):
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, {key: np.asarray(inputs[key]) for key in INPUTS})))
-
-
-def error(found, wanted, where=...):
-    """Largest error over largest value."""
-    found, wanted = np.asarray(found, np.float64)[where], np.asarray(wanted, np.float64)[where]
-    return np.abs(found - wanted).max() / np.abs(wanted).max()
 
 
 def tiny(model_class, folder, tokenizer=None, **config):
@@ -113,7 +107,7 @@ def error_of_golden(file, key):
     expected = load_file(GOLDEN / "expected.safetensors")
     (found,) = runner(file)(expected).values()
     assert found.dtype == np.float32
-    return error(found, expected[key], expected["attention_mask"].bool().numpy() if found.ndim == 3 else ...)
+    return largest_error(found, expected[key], expected["attention_mask"].bool().numpy() if found.ndim == 3 else ...)
 
 
 @pytest.mark.slow
@@ -131,7 +125,7 @@ def test_a_float16_file_agrees_with_the_golden_tensors_and_rounds_no_position(tm
     assert error_of_golden(half, "classifier_logits") < 1e-2
     ids = np.random.default_rng(0).integers(0, 512, (1, 2000))
     batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    assert error(runner(half)(batch)["logits"], runner(whole)(batch)["logits"]) < 1e-2
+    assert largest_error(runner(half)(batch)["logits"], runner(whole)(batch)["logits"]) < 1e-2
 
 
 @pytest.mark.slow
@@ -191,7 +185,7 @@ def test_a_head_agrees_with_torch_at_lengths_and_paddings_that_the_exporter_has_
             wanted = model(**{key: torch.from_numpy(value) for key, value in batch.items()})
         for output, values in run(batch).items():
             is_real = batch["attention_mask"] != 0 if values.shape[:2] == batch["attention_mask"].shape else ...
-            assert error(values, wanted[output], is_real) < FP32
+            assert largest_error(values, wanted[output], is_real) < FP32
 
 
 @pytest.fixture(scope="module")
@@ -212,9 +206,9 @@ def test_an_embedding_model_is_one_graph_and_the_mean_of_its_token_states_is_the
     batch = AutoTokenizer.from_pretrained(out)(TEXTS, padding=True, return_tensors="np")
     found, wanted = runner(out / "onnx/model.onnx")(batch), model.encode(TEXTS)
     assert list(found) == ["last_hidden_state", "sentence_embedding"]
-    assert error(found["sentence_embedding"], wanted) < FP32
+    assert largest_error(found["sentence_embedding"], wanted) < FP32
     mean = pooled(found["last_hidden_state"], batch["attention_mask"], "mean")
-    assert error(torch.nn.functional.normalize(mean), wanted) < FP32
+    assert largest_error(torch.nn.functional.normalize(mean), wanted) < FP32
     small = runner(out / "onnx/model_quantized.onnx")(batch)["sentence_embedding"]
     assert ((small * wanted).sum(1) / np.linalg.norm(small, axis=1)).min() > 0.99
     sizes = {name: entry["bytes"] for name, entry in report["files"].items()}
@@ -290,10 +284,10 @@ def test_whoever_pools_the_token_states_as_the_folder_says_gets_the_embedding(na
     with torch.inference_mode():
         states, embedding = graph(**batch)
         wanted = model(dict(batch))["sentence_embedding"][:, : model.truncate_dim]  # as `encode`
-    assert error(embedding, wanted) < FP32
+    assert largest_error(embedding, wanted) < FP32
     assert states.shape == (*batch["input_ids"].shape, embedding.shape[1])
     found = pooled(states, batch["attention_mask"], graph.pooling_mode)
-    assert error(torch.nn.functional.normalize(found) if graph.ends_normalized else found, wanted) < FP32
+    assert largest_error(torch.nn.functional.normalize(found) if graph.ends_normalized else found, wanted) < FP32
 
 
 def test_the_task_is_that_for_which_the_model_was_saved(tokenizer, tmp_path):

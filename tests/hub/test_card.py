@@ -250,14 +250,6 @@ def test_an_embedding_model_of_the_folder_of_a_classifier_is_no_classifier(folde
     assert ModelCard.load(tmp_path / "README.md").data.pipeline_tag == "sentence-similarity"
 
 
-def test_what_is_not_given_is_not_assumed(model, tokenizer, tmp_path):
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    write_card(tmp_path)
-    assert set(ModelCard.load(tmp_path / "README.md").data.to_dict()) == {"library_name", "pipeline_tag", "tags"}
-    assert "licence is not known" in (tmp_path / "README.md").read_text("utf-8")
-
-
 @pytest.mark.parametrize(
     "start, words", [(str(MINI), "the mini model of neobert\\_hf"), ("org/start", "org/start"), (None, "")]
 )

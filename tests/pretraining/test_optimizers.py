@@ -9,7 +9,7 @@ import pretrain_mlm
 import pytest
 import torch
 from conftest import run_main
-from pretraining_runs import command, losses_of, run
+from pretraining_runs import run
 from torch import nn
 
 from neobert_hf import NeoBERTForMaskedLM
@@ -164,16 +164,3 @@ def test_a_partial_and_a_class_are_named_by_what_they_call(parameters):
     assert described["function"] == "own" and described["groups"][0]["lr"] == 0.5
     assert describe_optimizer(partial(own, lr=torch.tensor(0.25)), parameters)["groups"][0]["lr"] == 0.25
     assert describe_schedule(partial(max, 0.5), 3)["function"] == "max"
-
-
-@pytest.mark.slow
-@needs_muon
-def test_the_command_line_trains_with_muon_wsd_and_a_falling_mask_rate(corpus, tmp_path, capsys):
-    options = dict(optimizer="muon", schedule="wsd", mask_rate=[0.3, 0.15, 0.05])
-    printed = run_main(pretrain_mlm, *command(corpus, tmp_path / "run", **options))
-    assert str(corpus / "train.jsonl") in printed and "falcon" not in printed and "bert-base" not in printed
-    settings = json.loads((tmp_path / "run/training.json").read_text())["settings"]
-    assert settings["optimizer"] == "muon" and settings["schedule"] == "wsd" and settings["decay_from"] == 11
-    card = (tmp_path / "run/README.md").read_text()
-    assert "| mask\\_rate | 0.3, 0.15, 0.05 |" in card and "falcon" not in card and str(tmp_path) not in card
-    assert len(losses_of(tmp_path / "run")) == 12

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
-from conftest import packed_rows
+from conftest import packed_rows, unpack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -25,18 +25,6 @@ def documents_of(lengths):
     """Documents of the given lengths; every token of them is another number."""
     tokens = iter(range(sum(lengths)))
     return [{"input_ids": [next(tokens) for _ in range(length)]} for length in lengths]
-
-
-def unpack(rows):
-    """The documents in rows, in order."""
-    documents = []
-    for row in rows:
-        for token, position in zip(row["input_ids"], row["position_ids"]):
-            if position == 0:
-                documents.append([])
-            assert position == len(documents[-1])
-            documents[-1].append(token)
-    return documents
 
 
 @settings(max_examples=100, deadline=None)
@@ -164,11 +152,6 @@ def numbered_documents(lengths):
     return [[100 + number] * length for number, length in enumerate(lengths)]
 
 
-def documents_in(row):
-    starts = [i for i, position in enumerate(row["position_ids"]) if position == 0]
-    return [row["input_ids"][a:b] for a, b in zip(starts, [*starts[1:], None])]
-
-
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=80),
     max_tokens=st.integers(30, 90),
@@ -186,7 +169,7 @@ def test_each_pass_over_rows_holds_every_document_once_and_whole(lengths, max_to
         for place in range(len(once)):
             row = rows[number_of_pass * len(once) + place]
             assert len(row["input_ids"]) == len(row["position_ids"]) <= max_tokens
-            found += documents_in(row)
+            found += unpack([row])
         assert sorted(found) == documents
     assert once.packing_efficiency == sum(lengths) / (len(once) * max_tokens)
 
@@ -218,10 +201,10 @@ def test_rows_cut_documents_and_keep_their_special_tokens_and_with_chunks_every_
     documents = [[0, *(next(tokens) for _ in range(length - 2)), 1] for length in lengths]
     options = dict(max_length=max_length, special_tokens=(1, 1), seed=seed)
     cut = packed_rows(documents, 30, **options)
-    pieces = [document for number in range(len(cut)) for document in documents_in(cut[number])]
+    pieces = unpack(cut)
     assert sorted(pieces) == sorted([*document[: max_length - 1], 1][: len(document)] for document in documents)
     chunked = packed_rows(documents, 30, long_documents="chunk", **options)
-    pieces = [document for number in range(len(chunked)) for document in documents_in(chunked[number])]
+    pieces = unpack(chunked)
     assert all(piece[0] == 0 and piece[-1] == 1 and len(piece) <= max_length for piece in pieces)
     inner = sorted(piece[1:-1] for piece in pieces)
     assert [token for piece in inner for token in piece] == list(range(2, next(tokens)))

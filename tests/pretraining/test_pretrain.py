@@ -82,7 +82,13 @@ def test_the_recorded_recipe_alone_repeats_ten_steps_bit_for_bit(corpus, tmp_pat
     file.write_text((corpus / "train.jsonl").read_text().replace('"text"', f'"{column}"'))
     more = {"train_files": [file], "documents_dir": tmp_path / "documents", "save_steps": 100}
     more["validation_files"] = None if column != "text" else corpus / "held_out.jsonl"
-    run_main(pretrain_mlm, *command(corpus, first, **{**more, "max_steps": 10, **changes}))
+    printed = run_main(pretrain_mlm, *command(corpus, first, **{**more, "max_steps": 10, **changes}))
+    card, settings = (first / "README.md").read_text(), read_json_object(first / "training.json")["settings"]
+    assert str(file) in printed and str(tmp_path) not in card and "falcon" not in printed + card
+    assert "bert-base" not in printed
+    if changes.get("optimizer") == "muon":
+        assert settings.items() >= {"optimizer": "muon", "schedule": "wsd", "decay_from": 9}.items()
+        assert "| mask\\_rate | 0.4, 0.1 |" in card
     run_main(pretrain_mlm, *REPEAT, "--recipe", first / "recipe.yaml", "--output_dir", again)
     assert losses_of(first) == losses_of(again) and len(losses_of(again)) == 10
     assert (first / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()

@@ -12,7 +12,7 @@ import time
 
 import psutil
 import pytest
-from conftest import SENTENCE, largest_file, packed_rows, run_main
+from conftest import SENTENCE, largest_file, packed_rows, run_main, unpack
 from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
@@ -82,13 +82,9 @@ def test_rows_cut_documents_as_the_tokenizer_truncates_and_overflows(tokenizer, 
     documents = tokenize(corpus, tokenizer, tmp_path / "out", workers=1)
     options = dict(special_tokens=documents.special_tokens, long_documents=long_documents)
     rows = packed_rows(documents, 64, max_length=12, **options)
-    pieces = []
-    for row in rows:
-        starts = [i for i, position in enumerate(row["position_ids"]) if position == 0]
-        pieces += [row["input_ids"][a:b] for a, b in zip(starts, [*starts[1:], None])]
     overflow = long_documents == "chunk"
     encoded = tokenizer(list(corpus), truncation=True, max_length=12, return_overflowing_tokens=overflow)
-    assert sorted(pieces) == sorted(encoded["input_ids"])
+    assert sorted(unpack(rows)) == sorted(encoded["input_ids"])
 
 
 def test_the_number_of_processes_changes_no_byte_and_a_handler_of_sigterm_stays(tokenizer, corpus, tmp_path):
