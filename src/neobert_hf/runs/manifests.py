@@ -113,8 +113,6 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
     Raises:
         ValueError: The checkpoint is damaged, incomplete, or cannot be resumed exactly; the message says why.
     """
-    if not checkpoint.is_dir():
-        raise ValueError(f"{checkpoint} is not a folder")
     step = read_json_object(checkpoint / STATE).get("global_step")
     inexact = [f"{checkpoint} has no {MANIFEST}: its save was interrupted, or another program wrote it"]
     if (checkpoint / MANIFEST).exists():
