@@ -449,9 +449,7 @@ def _chosen(parser: Parser, commands: dict[str, Parser]) -> tuple[str, Run]:
             parser.refuse("command", command, commands)
         parser.parse_args()
         parser.parse_args(["--help"])  # which ends, as the line before does unless there are no words
-    options, unknown = commands[command].parse_known_intermixed_args(words)  # a question may stand behind an option
-    if unknown:
-        commands[command].error(f"unknown argument {' '.join(unknown)}")
+    options = commands[command].parse_intermixed_args(words)  # a question may stand behind an option
     return command, lambda: _run(command, **vars(options))
 
 
