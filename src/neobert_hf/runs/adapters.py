@@ -93,9 +93,8 @@ def open_adapter(model_class: type[Any], folder: str | Path, base: str | None = 
     problem_type, names = labels_of_adapter(folder)
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     model = model_class.from_pretrained(base, problem_type=problem_type, **labels, **options)
-    found = _sample(model)
-    compared = [(found[name], record[name]) for name in found if found[name] is not None and record[name] is not None]
-    if not all(np.allclose(*each, rtol=0.01, atol=1e-4) for each in compared):  # the rounding of bfloat16
+    pairs = [(numbers, record[name]) for name, numbers in _sample(model).items()]
+    if not all(None in pair or np.allclose(*pair, rtol=0.01, atol=1e-4) for pair in pairs):  # the rounding of bfloat16
         fault = f"the adapter {folder} was trained on {trained_on}, and {base} is another model"
         raise ValueError(f"{fault}; give the former")
     return PeftModel.from_pretrained(model, folder)

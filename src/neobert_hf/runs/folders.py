@@ -100,7 +100,7 @@ def last_complete_checkpoint(folder: str | Path, exactly: bool = True) -> Path |
         folder: Output folder of the run.
         exactly: Also skip checkpoints that cannot be resumed exactly.
     """
-    for _, path in numbered_checkpoints(folder):
+    for path in numbered_checkpoints(folder):
         try:
             check_checkpoint(path, exactly)
             return path
@@ -136,7 +136,7 @@ def begin_or_resume(
 
 
 def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
-    written = [path for _, path in numbered_checkpoints(folder) if _is_kept(path)]
+    written = [path for path in numbered_checkpoints(folder) if _is_kept(path)]
     checkpoint = None
     if resume_from_checkpoint == "auto":
         resume_from_checkpoint = "last" if written else None
