@@ -17,6 +17,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 from torch import nn
+from torch.utils.data import DataLoader
 
 from .texts import MULTI, REGRESSION, SINGLE
 
@@ -41,9 +42,8 @@ def inputs_of_last_layer(model: nn.Module, rows: Dataset, collate: Callable, bat
     model.eval()
     try:
         with torch.no_grad():
-            for batch in rows.iter(batch_size):
-                of_rows = [dict(zip(batch, values)) for values in zip(*batch.values())]
-                model(**collate(of_rows).to(model.device))
+            for batch in DataLoader(rows, batch_size, collate_fn=collate):
+                model(**batch.to(model.device))
     finally:
         hook.remove()
         model.train(was_training)

@@ -460,8 +460,8 @@ class Job(BaseEstimator, ABC):
     def evaluate(self, *columns) -> dict[str, float]:
         """Return the metrics on rows, the columns of `fit`."""
         _ = self._classes  # which say how labels are read
-        *inputs, labels = self._columns(*columns)
-        return self.metrics(self.outputs(*inputs), labels)
+        *_, labels = self._columns(*columns)
+        return self.metrics(self.outputs(*columns[:-1]), labels)
 
     def score(self, *columns) -> float:
         """Return the F1 of `evaluate` on rows, the columns of `fit`."""
@@ -545,10 +545,9 @@ class Job(BaseEstimator, ABC):
             of_counted = outputs[counted] if isinstance(outputs, np.ndarray) else [outputs[i] for i in counted]
             of_labels, of_inputs = ([column[i] for i in counted] for column in (labels, inputs[0]))
             self._report(of_counted, of_labels, "test", folder, of_inputs)
+            self._write_record()
         elif not data.test_faults:
             messages.say("the test rows have no column of labels (label_column), so there are no metrics")
-        if counted or not data.test_faults:
-            self._write_record()
         if training.should_save:
             answered = [data.test_rows[i] for i in data.test_places]
             rows = self.prediction_rows(outputs, answered, **more)
