@@ -38,7 +38,7 @@ from neobert_hf.files.texts import Truncation, beginning, fact_of_truncated
 from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts
 from neobert_hf.finetuning.head import choose_strength, fit_linear
 from neobert_hf.finetuning.job import all_or_nothing, check_finite, told, training_arguments
-from neobert_hf.finetuning.rows import Checked, given_names
+from neobert_hf.finetuning.rows import given_names
 from neobert_hf.finetuning.texts import SINGLE, text_classes
 from neobert_hf.hub import write_card
 from neobert_hf.runs import (
@@ -128,7 +128,7 @@ class FewShotClassifier(Classifier):
         if pairs := [f"row {i}" for i, text in enumerate(texts) if isinstance(text, tuple)]:
             raise ValueError(f"{pairs[0]}: a pair of texts has no vector of its own; give one text (text_columns)")
         longest = max(self.max_seq_length, self._encoder.max_seq_length or 0)
-        return [Checked((beginning(text, self.tokenizer, longest) for text in texts), SINGLE), *labels]
+        return [[beginning(text, self.tokenizer, longest) for text in texts], *labels]
 
     @all_or_nothing
     def fit(

@@ -87,7 +87,6 @@ def embed(parser: Parser) -> Run:
         from neobert_hf import MINI_MODEL_PATH
         from neobert_hf.embeddings.vector_files import embed_files
 
-        _prepare()
         print(json.dumps(embed_files(model=model or MINI_MODEL_PATH, **options)))
 
     return run
@@ -128,7 +127,6 @@ def search(parser: Parser) -> Run:
         from neobert_hf import MINI_MODEL_PATH
         from neobert_hf.embeddings.search import DocumentSearch, check_question, words_of
 
-        _prepare()
         paths, questions = words, iter(_ask, "") if sys.stdin.isatty() else filter(None, map(str.strip, sys.stdin))
         if len(words) > 1 and not os.path.lexists(words[-1]):
             paths, questions = words[:-1], iter(words[-1:])
@@ -281,7 +279,6 @@ def doctor(parser: Parser) -> Run:
     def run(source: str, base: str | None, as_json: bool) -> None:
         from neobert_hf.hub.doctor import examine, report_lines
 
-        _hide_progress_bars()
         report = examine(source, base)
         print(json.dumps(report) if as_json else "\n".join(report_lines(report)))
         raise SystemExit(0 if report["is_clean"] else 1)
@@ -308,7 +305,6 @@ def convert(parser: Parser) -> Run:
     def run(**options) -> None:
         from neobert_hf.hub.convert import convert
 
-        _hide_progress_bars()
         print(json.dumps(convert(**options)))
         if options["to"] == "published":
             _say_next("doctor", options["out"])
@@ -341,7 +337,6 @@ def export(parser: Parser) -> Run:
     def run(**options) -> None:
         from neobert_hf.export import export_model
 
-        _hide_progress_bars()  # a tuned allocator would keep the memory of every step
         report = export_model(**options)
         print(json.dumps(report))
         served = ("question-answering", "sentence-similarity", "text-classification", "token-classification")
@@ -351,21 +346,18 @@ def export(parser: Parser) -> Run:
     return run
 
 
-def _prepare() -> None:
-    """Set the memory allocator and the threads of the process, and hide progress bars."""
-    from neobert_hf.runs import limit_threads, tune_allocator
-
-    tune_allocator()
-    limit_threads()
-    _hide_progress_bars()
-
-
-def _hide_progress_bars() -> None:
-    """Hide the progress bars of transformers if there is no terminal."""
+def _run(command: str, run: Run, **options) -> None:
+    """Run a command without progress bars if there is no terminal; for embeddings, set the memory allocator and the threads."""
     from transformers.utils import logging
 
+    if command in EMBEDDING:
+        from neobert_hf.runs import limit_threads, tune_allocator
+
+        tune_allocator()
+        limit_threads()
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
+    run(**options)
 
 
 def _say_next(*words: str) -> None:
@@ -392,14 +384,14 @@ SCRIPTS = {  # with the first line of their help
 EMBEDDING = ("embed", "search", "train-contrastive", "train-reranker")
 
 
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the line breaks of the description, and shows the defaults that are not None or False.
+class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Keeps the line breaks of the description, and shows the defaults that say something; the scripts have it too.
 
     The commands below the word COMMAND are not indented, so that a long name has its help beside it.
     """
 
     def _get_help_string(self, action):
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
+        return action.help if action.default in (None, False, "") else super()._get_help_string(action)
 
     def _iter_indented_subactions(self, action):
         return getattr(action, "_get_subactions", tuple)()
@@ -409,13 +401,13 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     """Return the parser of `neobert`, and those of its commands."""
     completion = 'Completion in bash and zsh: eval "$(register-python-argcomplete neobert)"'
     title = "NeoBERT in the Hugging Face ecosystem."
-    parser = Parser(prog="neobert", description=title, epilog=completion, formatter_class=_HelpFormatter)
+    parser = Parser(prog="neobert", description=title, epilog=completion, formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=f"neobert_hf {metadata.version('neobert_hf')}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     for command in COMMANDS:
         name, text = command.__name__.replace("_", "-"), inspect.getdoc(command) or ""
         title = text.partition("\n")[0]
-        subparser = commands.add_parser(name, help=title, description=text, formatter_class=_HelpFormatter)
+        subparser = commands.add_parser(name, help=title, description=text, formatter_class=HelpFormatter)
         subparser.set_defaults(run=command(subparser))
     arguments = json.loads(Path(__file__).with_name("neobert_hf").joinpath("options.json").read_text("utf-8"))
     for name, title in SCRIPTS.items():  # for the list of commands and for completion
@@ -457,11 +449,8 @@ def _chosen(parser: Parser, commands: dict[str, Parser]) -> tuple[str, Run]:
             parser.refuse("command", command, commands)
         parser.parse_args()
         parser.parse_args(["--help"])  # which ends, as the line before does unless there are no words
-    options, unknown = commands[command].parse_known_intermixed_args(words)  # a question may stand behind an option
-    if unknown:
-        commands[command].error(f"unknown argument {' '.join(unknown)}")
-    run = vars(options).pop("run")
-    return command, lambda: run(**vars(options))
+    options = commands[command].parse_intermixed_args(words)  # a question may stand behind an option
+    return command, lambda: _run(command, **vars(options))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def run(*arguments):
         (["embed", "a", "--ouptut", "b"], "neobert embed: error: unknown argument --ouptut; did you mean --output?"),
         (["embed", "a", "-o", "b", "--text-column=9"],
          "neobert embed: error: unknown argument --text-column; did you mean --text_column?"),
-        (["embed", "a", "b", "-o", "b", "-x"], "neobert embed: error: unknown argument -x"),
+        (["embed", "a", "b", "-o", "b", "-x"], "neobert embed: error: unrecognized arguments: -x"),
         (["serach", "--top_k", "3"], "neobert: error: unknown command serach; did you mean search?"),
         (["finetune_classifier"], "neobert: error: unknown command finetune_classifier; did you mean finetune-classifier?"),
         (["nothing"], "neobert: error: unknown command nothing; `neobert --help` lists the commands"),

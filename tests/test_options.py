@@ -39,8 +39,8 @@ def options(command):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "print_help", lambda parser, file=None: shown.append(parser))
         run_main(importlib.import_module(module) if isinstance(module, str) else module, *words, "--help")
-    names = [name for parser in shown for action in parser._actions for name in action.option_strings]
-    return [name for name in names if name.startswith("--")]
+    actions = [action for parser in shown for action in parser._actions if action.help != argparse.SUPPRESS]
+    return [name for action in actions for name in action.option_strings if name.startswith("--")]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -98,7 +98,7 @@ def test_help_names_types_and_defaults_and_only_help_all_the_arguments_of_the_li
     assert "None" not in out and "--help_all" not in out
     assert "--needed TEXT Needed. (required)" in help_of(capsys, "--help", Required)
     out, everything = help_of(capsys, "--help", Training), help_of(capsys, "--help_all", Training)
-    assert "Training of ours: --output_dir TEXT A folder." in out and "--own BOOL A switch. (default: True)" in out
+    assert "Training of ours: --output_dir TEXT A folder." in out and "--own [BOOL] A switch. (default: True)" in out
     assert out.endswith("TrainingArguments are accepted too; --help_all lists them.")
     assert "--weight_decay" not in out and "--weight_decay" in everything
     (field_of_library,) = (item for item in fields(TrainingArguments) if item.name == "learning_rate")

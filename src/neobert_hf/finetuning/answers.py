@@ -13,8 +13,7 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 from ..files.messages import say
 from ..runs import MINI_MODEL_PATH, FineTuningArguments
 from .job import Job, all_or_nothing
-from .questions import checked_answers
-from .rows import filled
+from .questions import checked_answers, checked_question
 from .spans import MAX_ANSWER_TOKENS, best_answers
 
 
@@ -49,9 +48,8 @@ class QuestionAnswerer(Job):
         return {"stride": self.stride}
 
     def _row(self, question: Any, context: Any, *answers) -> tuple:
-        for name, text in (("question", question), ("context", context)):
-            filled({name: text})
-        return (question, context, *(checked_answers(one, context) for one in answers))
+        checked = checked_question({"question": question, "context": context})
+        return (*checked, *(checked_answers(one, context) for one in answers))
 
     @all_or_nothing
     def fit(
@@ -79,13 +77,10 @@ class QuestionAnswerer(Job):
         self._fit(self._columns(questions, contexts, answers), validation, training, options)
         return self
 
-    @property
-    def _classes(self) -> list[str]:
+    def _read_labels(self) -> None:
         """None; an error if the model is not trained."""
-        self._start()
-        if self._run is None and not self._names:
-            self._read_labels()
-        return []
+        super()._read_labels()
+        self._names = []
 
     def _rows(
         self, questions: Sequence, contexts: Sequence, answers: list[dict] | None = None, is_training: bool = False
@@ -106,10 +101,6 @@ class QuestionAnswerer(Job):
 
     def _outputs(self, rows: Dataset, logits: tuple[np.ndarray, np.ndarray], inputs: Sequence) -> list[dict]:
         return best_answers(*logits, rows, inputs[1], self.max_answer_tokens)
-
-    def predict_scores(self, questions: Sequence[str], contexts: Sequence[str]) -> list[float]:
-        """Return the scores of the answers, as of `best_answers`."""
-        return [found["score"] for found in self.outputs(questions, contexts)]
 
     def metrics(self, outputs: list[dict], labels: Sequence[Any]) -> dict[str, float]:
         """Return the metrics that `answer_metrics` describes."""
@@ -203,9 +194,7 @@ def answer_metrics(answers: Sequence[str], expected: Sequence[Mapping]) -> dict[
 
     def scores(rows: Sequence[int]) -> dict[str, float]:
         found = [{"id": str(row), "prediction_text": answers[row]} for row in rows]
-        texts = {row: list(expected[row]["text"]) or [""] for row in rows}
-        answers_of = ({"text": texts[row], "answer_start": [0] * len(texts[row])} for row in rows)
-        right = [{"id": str(row), "answers": of_row} for row, of_row in zip(rows, answers_of)]
+        right = [{"id": str(row), "answers": {"text": list(expected[row]["text"]) or [""]}} for row in rows]
         return {name: value.item() / 100 for name, value in squad(found, right).items()}
 
     metrics = scores(range(len(answers)))

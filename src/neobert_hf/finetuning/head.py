@@ -17,6 +17,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 from torch import nn
+from torch.utils.data import DataLoader
 
 from .texts import MULTI, REGRESSION, SINGLE
 
@@ -41,9 +42,8 @@ def inputs_of_last_layer(model: nn.Module, rows: Dataset, collate: Callable, bat
     model.eval()
     try:
         with torch.no_grad():
-            for batch in rows.iter(batch_size):
-                of_rows = [dict(zip(batch, values)) for values in zip(*batch.values())]
-                model(**collate(of_rows).to(model.device))
+            for batch in DataLoader(rows, batch_size, collate_fn=collate):
+                model(**batch.to(model.device))
     finally:
         hook.remove()
         model.train(was_training)
@@ -109,10 +109,11 @@ def fit_linear(
                     bias[i] = -bias[i]
         else:
             fitted = _regression(strength).fit(features, labels)
-            if len(fitted.classes_) == 2:  # scikit-learn has the difference of the two logits
-                weight[fitted.classes_[1]], bias[fitted.classes_] = fitted.coef_[0], [0, fitted.intercept_[0]]
-            else:
-                weight[fitted.classes_], bias[fitted.classes_] = fitted.coef_, fitted.intercept_
+            of_rows = fitted.classes_[
+                -len(fitted.coef_) :
+            ]  # of two classes, scikit-learn has the difference of the logits
+            bias[fitted.classes_] = 0
+            weight[of_rows], bias[of_rows] = fitted.coef_, fitted.intercept_
     weight /= scaler.scale_
     bias -= weight @ scaler.mean_
     return torch.tensor(weight, dtype=torch.float32), torch.tensor(bias, dtype=torch.float32)

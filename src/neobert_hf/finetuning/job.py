@@ -53,7 +53,7 @@ from ..runs.manifests import what_is_left
 from ..runs.progress import without_bars
 from ..runs.record import origin_of
 from .predictions import PREDICTION, write_predictions
-from .rows import Checked, LabelledRows
+from .rows import LabelledRows
 from .summary import say_scores
 
 CROSS_VALIDATION = "cross-validation of the last layer"  # a split: the training rows, in turn
@@ -204,7 +204,7 @@ class Job(BaseEstimator, ABC):
     def _classes(self) -> list[str]:
         """Names of the classes, as in the config of the model; an error if it is not trained."""
         self._start()
-        if not self._names:
+        if not self._names and self._run is None:
             self._read_labels()
         return self._names
 
@@ -305,22 +305,19 @@ class Job(BaseEstimator, ABC):
         for name, column in zip(names, columns):
             if column is None or isinstance(column, str | Mapping) or hasattr(column, "columns"):
                 raise ValueError(f"{name} are a {type(column).__name__}; give a list with an item for each row")
-        are_checked = all(isinstance(column, Checked) and column.kind == self.problem_type for column in columns)
-        lists = list(columns if are_checked else map(list, columns))
+        lists = list(map(list, columns))
         counts = [f"{len(column)} {name}" for name, column in zip(names, lists)]
         if len({*map(len, lists)}) > 1:
             raise ValueError(f"{' and '.join(counts)}; every row needs one of each")
         if not lists[0] and is_labelled:
             raise ValueError(f"{counts[0]}; give at least one row")
-        if are_checked:
-            return lists
         rows = []
         for number, values in enumerate(zip(*lists)):
             try:
                 rows.append(self._row(*values))
             except ValueError as error:
                 raise ValueError(f"row {number}: {error}") from error
-        return [Checked(column, self.problem_type) for column in zip(*rows)] or lists
+        return list(map(list, zip(*rows))) or lists
 
     @abstractmethod
     def _rows(self, *columns: Any, **options: Any) -> Dataset:
@@ -463,8 +460,8 @@ class Job(BaseEstimator, ABC):
     def evaluate(self, *columns) -> dict[str, float]:
         """Return the metrics on rows, the columns of `fit`."""
         _ = self._classes  # which say how labels are read
-        *inputs, labels = self._columns(*columns)
-        return self.metrics(self.outputs(*inputs), labels)
+        *_, labels = self._columns(*columns)
+        return self.metrics(self.outputs(*columns[:-1]), labels)
 
     def score(self, *columns) -> float:
         """Return the F1 of `evaluate` on rows, the columns of `fit`."""
@@ -548,10 +545,9 @@ class Job(BaseEstimator, ABC):
             of_counted = outputs[counted] if isinstance(outputs, np.ndarray) else [outputs[i] for i in counted]
             of_labels, of_inputs = ([column[i] for i in counted] for column in (labels, inputs[0]))
             self._report(of_counted, of_labels, "test", folder, of_inputs)
+            self._write_record()
         elif not data.test_faults:
             messages.say("the test rows have no column of labels (label_column), so there are no metrics")
-        if counted or not data.test_faults:
-            self._write_record()
         if training.should_save:
             answered = [data.test_rows[i] for i in data.test_places]
             rows = self.prediction_rows(outputs, answered, **more)

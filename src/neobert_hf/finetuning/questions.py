@@ -44,7 +44,7 @@ def read_questions(arguments: LabelledDataArguments, seed: int) -> LabelledRows:
             message names files and lines. Or all training rows have one text, and there are no validation rows.
         OSError: A file cannot be read.
     """
-    splits, _ = read_splits(arguments, Columns(COLUMNS, ANSWERS, _check, _answers), seed, _read)
+    splits, _ = read_splits(arguments, Columns(COLUMNS, ANSWERS, checked_question, _answers), seed, _read)
     if "train" in splits and "validation" not in splits:
         rows = splits["train"]
         contexts = list(dict.fromkeys(inputs[1] for _, _, inputs, _ in rows if inputs))
@@ -79,8 +79,8 @@ def _read(file: str, faults: Faults) -> Rows:
             raise ValueError(f"{found}; {remedy}") from error
 
 
-def _check(row: dict) -> list:
-    """The question and the context; both must be there."""
+def checked_question(row: dict) -> list[str]:
+    """Return the question and the context of a row; the errors are those of `filled`, for each of them."""
     return [text for name in ("question", "context") for text in filled({name: column(row, name)})]
 
 

@@ -69,7 +69,7 @@ class LabelledDataArguments:
 
 @dataclass
 class LabelledRows:
-    """What a reader returns: lists in the order of the arguments of `fit`, such as (texts, labels), whose rows are checked.
+    """What a reader returns: lists in the order of the arguments of `fit`, such as (texts, labels).
 
     Args:
         train: None without training rows.
@@ -140,14 +140,6 @@ class LabelledRows:
 # A row after its check: its place, such as "a.csv, line 3", all of its columns, what `fit` takes of it (None without a text), and
 # its label: None if it is missing, and an error if it does not count. Only test rows lack them.
 Row = tuple[str, dict, list | None, Any]
-
-
-class Checked(list):
-    """A column whose rows have passed their check, which `fit` does not repeat; `kind` is the problem type of texts."""
-
-    def __init__(self, values: Iterable[Any], kind: str | None = None):
-        super().__init__(values)
-        self.kind = kind
 
 
 class Missing(ValueError):
@@ -460,10 +452,8 @@ def as_lists(arguments: LabelledDataArguments, splits: dict[str, list[Row]], **m
         rows = [(*inputs, label) for _, _, inputs, label in splits.get(split, ()) if inputs]
         if not rows:
             return None
-        checked: list[list] = [Checked(column, more.get("problem_type")) for column in zip(*rows)]
-        *inputs, labels = checked
-        if any(label is None or isinstance(label, ValueError) for label in labels):  # of test rows, for `evaluate`
-            labels = [None if isinstance(label, ValueError) else label for label in labels]
+        *inputs, labels = map(list, zip(*rows))
+        labels = [None if isinstance(label, ValueError) else label for label in labels]  # of test rows, for `evaluate`
         return (*inputs, labels if any(label is not None for label in labels) else None)
 
     hub: str | None = arguments.dataset_name

@@ -170,11 +170,9 @@ def clean_label(label: Any, kind: str) -> str | list[str] | float:
         ValueError: It is of another kind.
     """
     label = as_list(label)
-    if is_missing(label):
-        raise Missing("the label is missing")
-    label = of_kind(label, kind)
+    label = of_kind(label if isinstance(label, list) else label_text(label), kind)
     if not isinstance(label, list):
-        return label if kind == REGRESSION else label_text(label)
+        return label
     labels = [label_text(one) for one in label]
     if len({*labels}) < len(labels):
         raise ValueError(f"the label {label!r:.80} has a class twice; list the names of its classes{COLUMNS}")

@@ -118,10 +118,8 @@ def checked_tags(words: Sequence[str], tags: Any) -> list[str]:
         ValueError: They are no list, or not as many as the words.
     """
     tags = as_list(tags)
-    if tags is None:
-        raise Missing("the tags are None; give a list of tags")
     if not isinstance(tags, list):
-        raise ValueError(f"the tags are {tags!r:.80}; give a list of tags")
+        raise (Missing if tags is None else ValueError)(f"the tags are {tags!r:.80}; give a list of tags")
     if len(words) != len(tags):
         raise ValueError(f"{len(words)} words and {len(tags)} tags; every word needs one tag")
     return [label_text(tag) for tag in tags]

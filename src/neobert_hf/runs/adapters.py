@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +9,7 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..files.texts import as_list
 from ..files.trust import check_source, read_json
 from ..files.writing import check_target, keeping, saving, write_json
 
@@ -28,7 +27,6 @@ HEAD_LAYERS = {
     "MASKED_LM": (),
     "FEATURE_EXTRACTION": (),
 }
-NOT_OF_PEFT = ("MULTIPLE_CHOICE", "MASKED_LM")
 
 
 def lora_config(task: str, **options) -> LoraConfig:
@@ -47,11 +45,11 @@ def lora_config(task: str, **options) -> LoraConfig:
     """
     if task not in HEAD_LAYERS:
         raise ValueError(f"task={task!r} is not one of {', '.join(HEAD_LAYERS)}")
-    from peft import LoraConfig
+    from peft import LoraConfig, TaskType
 
-    more = options.pop("modules_to_save", None) or []
-    saved = [*HEAD_LAYERS[task], *([more] if isinstance(more, str) else more)]
-    options = {"target_modules": list(BLOCK_LAYERS), "task_type": None if task in NOT_OF_PEFT else task, **options}
+    saved = [*HEAD_LAYERS[task], *as_list(options.pop("modules_to_save", None))]
+    known = task if task in TaskType.__members__ else None  # PEFT lacks two of the tasks
+    options = {"target_modules": list(BLOCK_LAYERS), "task_type": known, **options}
     return LoraConfig(**options, modules_to_save=saved or None)
 
 
@@ -95,10 +93,8 @@ def open_adapter(model_class: type[Any], folder: str | Path, base: str | None = 
     problem_type, names = labels_of_adapter(folder)
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     model = model_class.from_pretrained(base, problem_type=problem_type, **labels, **options)
-    found = _sample(model)
-    compared = [(found[name], record[name]) for name in found if found[name] is not None and record[name] is not None]
-    is_close = partial(np.allclose, rtol=0.01, atol=1e-4)  # the rounding of bfloat16
-    if not all(np.shape(ours) == np.shape(theirs) and is_close(ours, theirs) for ours, theirs in compared):
+    pairs = [(numbers, record[name]) for name, numbers in _sample(model).items()]
+    if not all(None in pair or np.allclose(*pair, rtol=0.01, atol=1e-4) for pair in pairs):  # the rounding of bfloat16
         fault = f"the adapter {folder} was trained on {trained_on}, and {base} is another model"
         raise ValueError(f"{fault}; give the former")
     return PeftModel.from_pretrained(model, folder)
@@ -116,15 +112,14 @@ def labels_of_adapter(folder: str | Path) -> tuple[str, list[str]]:
 
 
 def _read_record(folder: str | Path) -> dict:
-    for name in (BASE_FILE, "adapter_config.json"):
-        if not Path(folder, name).is_file():
-            remedy = "give the folder of an adapter that save_adapter has written"
-            raise FileNotFoundError(f"{folder} has no {name}; {remedy}")
-    return read_json(Path(folder, BASE_FILE))
+    if not (file := Path(folder, BASE_FILE)).is_file():
+        remedy = "give the folder of an adapter that save_adapter has written"
+        raise FileNotFoundError(f"{folder} has no {BASE_FILE}; {remedy}")
+    return read_json(file)
 
 
 def _sample(model: PreTrainedModel) -> dict:
-    """The shape of the embedding, and 16 numbers of it and of a block, which identify a model in every dtype.
+    """16 numbers of the embedding, and of a block, which identify a model in every dtype.
 
     A block that is quantized has no such numbers: None.
     """
@@ -135,7 +130,6 @@ def _sample(model: PreTrainedModel) -> dict:
 
     layer = model.get_input_embeddings()
     embedding = getattr(layer, "original_module", layer).weight  # below the copy that an adapter trains
-    is_of_block = re.compile(r"\bwo\.(base_layer\.)?weight$").search
-    block = next(weight for name, weight in model.named_parameters() if is_of_block(name))
-    shape = list(embedding.shape)
-    return {"embedding_shape": shape, "embedding_sample": numbers(embedding), "block_sample": numbers(block)}
+    names = (".wo.weight", ".wo.base_layer.weight")  # without and with an adapter
+    block = next(weight for name, weight in model.named_parameters() if name.endswith(names))
+    return {"embedding_sample": numbers(embedding), "block_sample": numbers(block)}

@@ -6,7 +6,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import distributed
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from transformers import Trainer, TrainingArguments
 from transformers.utils import logging
 
@@ -80,15 +81,13 @@ def lock_run(folder: str | Path) -> Iterator[None]:
 
 def _as_first_process(function: Callable, *args) -> Any:
     """Call a function in the first process only; every process returns its result or raises its error."""
-    if not distributed.is_available() or not distributed.is_initialized():
-        return function(*args)
     answer: list[Any] = [None, None]
-    if distributed.get_rank() == 0:
+    if PartialState().is_main_process:
         try:
             answer[0] = function(*args)
         except Exception as error:
             answer[1] = error
-    distributed.broadcast_object_list(answer)
+    broadcast_object_list(answer)
     if answer[1] is not None:
         raise answer[1]
     return answer[0]
@@ -101,13 +100,12 @@ def last_complete_checkpoint(folder: str | Path, exactly: bool = True) -> Path |
         folder: Output folder of the run.
         exactly: Also skip checkpoints that cannot be resumed exactly.
     """
-    for _, path in numbered_checkpoints(folder):
+    for path in numbered_checkpoints(folder):
         try:
             check_checkpoint(path, exactly)
+            return path
         except ValueError as error:
             logger.warning(f"{error}; skipped this checkpoint")
-        else:
-            return path
     return None
 
 
@@ -138,7 +136,7 @@ def begin_or_resume(
 
 
 def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
-    written = [path for _, path in numbered_checkpoints(folder) if _is_kept(path)]
+    written = [path for path in numbered_checkpoints(folder) if _is_kept(path)]
     checkpoint = None
     if resume_from_checkpoint == "auto":
         resume_from_checkpoint = "last" if written else None

@@ -19,19 +19,21 @@ UNFINISHED = f"{MANIFEST}.unfinished"  # exists from the start of a save until t
 STATE = "trainer_state.json"
 
 
-def numbered_checkpoints(folder: str | Path) -> list[tuple[int, Path]]:
-    """Return step and path of every path named checkpoint-N in a folder, highest step first."""
-    found = []
-    for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        step = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
-        if step.isdecimal():
-            found.append((int(step), path))
-    return sorted(found, reverse=True)
+def numbered_checkpoints(folder: str | Path) -> list[Path]:
+    """Return every path named checkpoint-N in a folder, highest step first."""
+    paths = Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    return sorted((path for path in paths if _step_of(path) >= 0), key=_step_of, reverse=True)
+
+
+def _step_of(checkpoint: Path) -> int:
+    """The step in the name of a checkpoint; -1 if there is none."""
+    step = checkpoint.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+    return int(step) if step.isdecimal() else -1
 
 
 def what_is_left(folder: str | Path) -> str:
     """Return the end of the message of a failed write into a folder of a run: whether it holds a checkpoint to resume from."""
-    if any((path / MANIFEST).is_file() for _, path in numbered_checkpoints(folder)):
+    if any((path / MANIFEST).is_file() for path in numbered_checkpoints(folder)):
         return "earlier checkpoints are complete; if the disk is full, free space, and resume_from_checkpoint=last"
     return f"{folder} holds no complete checkpoint"
 
@@ -81,7 +83,7 @@ class CheckedCheckpoints(Trainer):
     def _remove_older_checkpoints(self, newest, limit):
         best = self.state.best_model_checkpoint
         kept = {newest.name, Path(best or newest).name}  # the path of a resumed run may be spelled otherwise
-        others = [path for _, path in numbered_checkpoints(newest.parent) if path.is_dir() and path.name not in kept]
+        others = [path for path in numbered_checkpoints(newest.parent) if path.is_dir() and path.name not in kept]
         others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         for path in others[max(limit - len(kept), 0) :]:
             shutil.rmtree(path, ignore_errors=True)
@@ -113,8 +115,6 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
     Raises:
         ValueError: The checkpoint is damaged, incomplete, or cannot be resumed exactly; the message says why.
     """
-    if not checkpoint.is_dir():
-        raise ValueError(f"{checkpoint} is not a folder")
     step = read_json_object(checkpoint / STATE).get("global_step")
     inexact = [f"{checkpoint} has no {MANIFEST}: its save was interrupted, or another program wrote it"]
     if (checkpoint / MANIFEST).exists():
@@ -122,8 +122,7 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
         if not manifest.keys() >= {"files", "is_exact", "num_processes"}:
             raise ValueError(f"{checkpoint / MANIFEST} is damaged: it lacks files, is_exact or num_processes")
         inexact = _compare(checkpoint, manifest)
-    number = checkpoint.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
-    if number.isdecimal() and int(number) != step:  # a copy under another name
+    if _step_of(checkpoint) not in (-1, step):  # a copy under another name
         raise ValueError(f"{checkpoint} holds the state of step {step}")
     if exactly and inexact:
         raise ValueError(f"{'; '.join(inexact)}; give resume_inexactly to resume from it")
