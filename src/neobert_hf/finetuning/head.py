@@ -109,9 +109,7 @@ def fit_linear(
                     bias[i] = -bias[i]
         else:
             fitted = _regression(strength).fit(features, labels)
-            of_rows = fitted.classes_[
-                -len(fitted.coef_) :
-            ]  # of two classes, scikit-learn has the difference of the logits
+            of_rows = fitted.classes_[-len(fitted.coef_) :]  # of two classes, there is the difference of the logits
             bias[fitted.classes_] = 0
             weight[of_rows], bias[of_rows] = fitted.coef_, fitted.intercept_
     weight /= scaler.scale_

@@ -545,9 +545,10 @@ class Job(BaseEstimator, ABC):
             of_counted = outputs[counted] if isinstance(outputs, np.ndarray) else [outputs[i] for i in counted]
             of_labels, of_inputs = ([column[i] for i in counted] for column in (labels, inputs[0]))
             self._report(of_counted, of_labels, "test", folder, of_inputs)
-            self._write_record()
         elif not data.test_faults:
             messages.say("the test rows have no column of labels (label_column), so there are no metrics")
+        if counted or not data.test_faults:
+            self._write_record()
         if training.should_save:
             answered = [data.test_rows[i] for i in data.test_places]
             rows = self.prediction_rows(outputs, answered, **more)
