@@ -110,7 +110,7 @@ def test_last_skips_paths_that_only_look_like_checkpoints(folder):
     (folder / "checkpoint-best").mkdir()
     shutil.copytree(folder / "checkpoint-4", folder / "checkpoint-12")
     assert last_complete_checkpoint(folder).name == "checkpoint-8"
-    with pytest.raises(ValueError, match="checkpoint-98.trainer_state.json is missing"):
+    with pytest.raises(ValueError, match=r"checkpoint-98.trainer_state.json is missing"):
         begin_or_resume(folder, RUN, str(folder / "checkpoint-98"))
     with pytest.raises(ValueError, match="checkpoint-12 holds the state of step 4"):
         begin_or_resume(folder, RUN, str(folder / "checkpoint-12"))
