@@ -2,6 +2,7 @@
 
 import pretrain_mlm
 import pytest
+import torch
 from conftest import run_main
 
 from neobert_hf.pretraining.arguments import PretrainingArguments
@@ -59,5 +60,6 @@ def test_bf16_follows_the_machine_unless_the_user_chooses(tmp_path, monkeypatch,
     monkeypatch.setenv("NEOBERT_CPU_BF16", str(int(has_instructions)))
     options = dict(output_dir=str(tmp_path), use_cpu=True)
     assert FineTuningArguments(**options).bf16 is PretrainingArguments(**options, bf16=None).bf16 is has_instructions
-    assert FineTuningArguments(**options, bf16=True).bf16 and not FineTuningArguments(**options, bf16=False).bf16
+    assert FineTuningArguments(str(tmp_path), bf16=True).use_cpu is not torch.accelerator.is_available()
+    assert not FineTuningArguments(**options, bf16=False).bf16
     assert not PretrainingArguments(**options).bf16

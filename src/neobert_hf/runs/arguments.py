@@ -60,6 +60,7 @@ class PrecisionArguments(Mixin):
         if self.bf16 is None:
             device = "cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu"
             self.bf16 = not self.fp16 and best_dtype(device) == torch.bfloat16
+        if self.bf16:
             self.use_cpu |= not torch.accelerator.is_available()  # transformers refuses bf16 on a CPU without it
         super().__post_init__()
         self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns without one
