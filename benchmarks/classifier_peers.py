@@ -50,7 +50,7 @@ print((found == rows[test]["label"]).mean())
 """
 SETFIT = """
 from setfit import SetFitModel, Trainer, TrainingArguments
-model = SetFitModel.from_pretrained(MODEL, trust_remote_code=True)
+model = SetFitModel.from_pretrained(MODEL)
 training = TrainingArguments(folder, num_iterations=ITERATIONS, seed=int(seed), save_strategy="no", report_to="none")
 columns = {"sentence": "text", "label": "label"}
 Trainer(model, training, train_dataset=rows[train], column_mapping=columns).train()

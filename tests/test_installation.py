@@ -91,7 +91,7 @@ MISSING = [  # what is installed beside the wheel, the command, and the end of i
     ("neobert_hf", "finetune-classifier", "'datasets'; install it: pip install 'neobert_hf[train]'\n"),
     ("neobert_hf", "train-contrastive", "'datasets'; install it: pip install 'neobert_hf[embed]'\n"),
     ("tokenizers", "pretrain-mlm", "; install the package with its dependencies: pip install neobert_hf\n"),
-    ("tokenizers", "embed a.txt -o a.npy", " needs torch; install the package with its dependencies\n"),
+    ("tokenizers", "embed a.txt -o a.npy", "; install the package with its dependencies: pip install neobert_hf\n"),
 ]
 
 
