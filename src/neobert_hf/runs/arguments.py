@@ -138,9 +138,8 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
             rows = self.per_device_train_batch_size
             growth = 1 if self._has_batch else math.sqrt(rows / BATCH)
             self.learning_rate = growth * (rate or default_learning_rate(config))
-            say(
-                f"learning_rate={self.learning_rate:.3g} for hidden_size={config.hidden_size} and {rows} rows in a step"
-            )
+            found = f"hidden_size={config.hidden_size} and {rows} rows in a step"
+            say(f"learning_rate={self.learning_rate:.3g} for {found}")
 
     def choose_epochs(self, number: int) -> None:
         """Take a number of epochs, and print it if it is not the usual 3, unless the user gave one."""
