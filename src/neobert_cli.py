@@ -441,7 +441,8 @@ def _chosen(parser: Parser, commands: dict[str, Parser]) -> tuple[str, Run]:
     command, *words = sys.argv[1:] or [""]
     if command in SCRIPTS:
         sys.argv[:2] = [f"neobert {command}"]  # the name of the program in its help and errors
-        if not {"-h", "--help", "--help_all"}.intersection(words):
+        is_quiet = command == "example-data" or os.environ.get("RANK", "0") != "0"
+        if not is_quiet and not {"-h", "--help", "--help_all"}.intersection(words):
             print(f"neobert {command}: loading the libraries", flush=True)  # which takes seconds
         return command, lambda: import_module(f"neobert_hf.examples.{command.replace('-', '_')}").main()
     if command not in commands:

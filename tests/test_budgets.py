@@ -11,7 +11,7 @@ SRC = ROOT / "src/neobert_hf"
 CODE = {
     "model": 2100,
     "files": 765,
-    "runs": 666,
+    "runs": 671,
     "pretraining": 1920,
     "finetuning": 1734,
     "embeddings": 996,

@@ -30,7 +30,7 @@ def test_the_learning_rate_is_chosen_by_the_size_of_the_model_unless_it_is_given
     small = NeoBERTConfig(hidden_size=256, num_attention_heads=4)
     arguments.choose_learning_rate(small)
     assert arguments.learning_rate == 3e-4
-    assert capsys.readouterr().out == "learning_rate=0.0003 for hidden_size=256 and 16 rows in a step\n"
+    assert capsys.readouterr().out == "learning_rate=0.0003 for hidden_size=256, 16 rows a batch\n"
     given = FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, learning_rate=1e-3)
     given.choose_learning_rate(small)
     assert given.learning_rate == 1e-3 and not capsys.readouterr().out

@@ -250,6 +250,8 @@ class Job(BaseEstimator, ABC):
         if training := state.get("_training"):
             state["_training"] = training = copy.copy(training)
             training.output_dir = None
+            training.use_cpu &= not training.bf16  # which sets it on a CPU; a prediction is in float32
+            training.bf16 = False
         return state
 
     def _opened(self, training: FineTuningArguments | None = None) -> Trainer:
@@ -460,8 +462,8 @@ class Job(BaseEstimator, ABC):
     def evaluate(self, *columns) -> dict[str, float]:
         """Return the metrics on rows, the columns of `fit`."""
         _ = self._classes  # which say how labels are read
-        *_, labels = self._columns(*columns)
-        return self.metrics(self.outputs(*columns[:-1]), labels)
+        *inputs, labels = self._columns(*columns)
+        return self.metrics(self.outputs(*inputs), labels)
 
     def score(self, *columns) -> float:
         """Return the F1 of `evaluate` on rows, the columns of `fit`."""

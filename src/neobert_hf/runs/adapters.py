@@ -112,10 +112,11 @@ def labels_of_adapter(folder: str | Path) -> tuple[str, list[str]]:
 
 
 def _read_record(folder: str | Path) -> dict:
-    if not (file := Path(folder, BASE_FILE)).is_file():
-        remedy = "give the folder of an adapter that save_adapter has written"
-        raise FileNotFoundError(f"{folder} has no {BASE_FILE}; {remedy}")
-    return read_json(file)
+    for name in (BASE_FILE, "adapter_config.json"):
+        if not Path(folder, name).is_file():
+            remedy = "give the folder of an adapter that save_adapter has written"
+            raise FileNotFoundError(f"{folder} has no {name}; {remedy}")
+    return read_json(Path(folder, BASE_FILE))
 
 
 def _sample(model: PreTrainedModel) -> dict:

@@ -3,6 +3,7 @@
 # ruff: noqa: RUF009  (HfArg returns a field)
 
 import math
+import os
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from ..files.messages import say
 from ..model.machine_neobert import best_dtype
 
 EPOCHS, EPOCHS_OF_FEW = 3, 10
+LAUNCHED = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")  # by accelerate launch
 BATCH, STEP_TOKENS = 16, 640  # rows of a step; tokens of a step of short texts
 FEW_ROWS = 100  # validation rows; with fewer, one row more or less changes F1 by a percent or more
 RESUME = (
@@ -58,10 +60,12 @@ class PrecisionArguments(Mixin):
             self.warmup_ratio = self.warmup_ratio or self.warmup_steps
             self.warmup_steps: float = 0
         if self.bf16 is None:
-            device = "cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu"
+            has_device = torch.accelerator.is_available() and not self.use_cpu
+            device = torch.accelerator.current_accelerator() if has_device else "cpu"
             self.bf16 = not self.fp16 and best_dtype(device) == torch.bfloat16
         if self.bf16:
             self.use_cpu |= not torch.accelerator.is_available()  # transformers refuses bf16 on a CPU without it
+        os.environ["ACCELERATE_MIXED_PRECISION"] = LAUNCHED  # where transformers 4 leaves that of an earlier training
         super().__post_init__()
         self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns without one
 
@@ -97,7 +101,7 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
 
     num_train_epochs: float = HfArg(default=0, help="Epochs; 0 chooses 3, and 10 where the rows are few.")
     # 16 as in Table 6; larger batches leave few steps for a few hundred rows
-    per_device_train_batch_size: int = HfArg(default=0, help="Rows of a step; 0 chooses 16, up to 32 for short texts.")
+    per_device_train_batch_size: int = HfArg(default=0, help="Rows of a batch; 0 is 16, or up to 32 short texts.")
     per_device_eval_batch_size: int = 64  # without gradients
     learning_rate: float | None = HfArg(default=None, help="Default: by the size of the model.")
     warmup_steps: float = 0.06  # share of all steps
@@ -126,7 +130,7 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
 
     def choose_batch(self, mean_length: float) -> None:
         """Take up to 32 rows of short texts, `STEP_TOKENS` in all, unless the user gave a number or there are several devices."""
-        if not self._has_batch and self.world_size == 1:
+        if not self._has_batch and self.world_size == 1 and self.n_gpu <= 1:
             self.per_device_train_batch_size = max(BATCH, min(2 * BATCH, round(STEP_TOKENS / mean_length)))
 
     def choose_learning_rate(self, config: PretrainedConfig, rate: float | None = None) -> None:
@@ -138,8 +142,7 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
             rows = self.per_device_train_batch_size
             growth = 1 if self._has_batch else math.sqrt(rows / BATCH)
             self.learning_rate = growth * (rate or default_learning_rate(config))
-            found = f"hidden_size={config.hidden_size} and {rows} rows in a step"
-            say(f"learning_rate={self.learning_rate:.3g} for {found}")
+            say(f"learning_rate={self.learning_rate:.3g} for hidden_size={config.hidden_size}, {rows} rows a batch")
 
     def choose_epochs(self, number: int) -> None:
         """Take a number of epochs, and print it if it is not the usual 3, unless the user gave one."""

@@ -44,6 +44,8 @@ class CommandParser(Parser, HfArgumentParser):
         for action in self._actions:
             action.help = texts.get(action.dest, "") + " (required)" * action.required
             action.metavar = None if action.choices else METAVARS.get(action.type, "TEXT")
+            if action.type is string_to_bool:  # a switch whose default is None is one too
+                action.nargs, action.const = "?", True
         own = [base for base in classes if base.__module__.split(".")[0] not in LIBRARIES]
         self.own_options = {f"--{name}" for base in own for name in get_annotations(base)}
         if not self.own_options.issuperset(f"--{name}" for name in texts):

@@ -1,5 +1,6 @@
 """The output folder of a run: lock, run identity (`run.json`), and resume from checkpoints."""
 
+import platform
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -104,7 +105,7 @@ def last_complete_checkpoint(folder: str | Path, exactly: bool = True) -> Path |
         try:
             check_checkpoint(path, exactly)
             return path
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             logger.warning(f"{error}; skipped this checkpoint")
     return None
 
@@ -215,7 +216,7 @@ def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: Re
         ValueError: A checkpoint is damaged or belongs to another run.
     """
     exactly = not training.resume_inexactly
-    if training.device.type == "cpu":
+    if training.device.type == "cpu" and platform.libc_ver()[0] == "glibc":
         tune_allocator()
     checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
     trainer = make_trainer(checkpoint)

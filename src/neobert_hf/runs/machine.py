@@ -8,7 +8,6 @@ import platform
 from pathlib import Path
 
 import torch
-from joblib import cpu_count
 
 from ..model.machine_neobert import has_amx, has_bf16_instructions
 
@@ -21,6 +20,8 @@ def limit_threads() -> None:
 
     OMP_NUM_THREADS overrides it.
     """
+    from joblib import cpu_count  # of scikit-learn, which the base package lacks
+
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(torch.get_num_threads(), cpu_count()))
 
