@@ -247,7 +247,7 @@ class Classifier(ClassifierMixin, Job):
     def score(self, texts: Sequence[str | tuple[str, str]], labels: Sequence[Any]) -> float:
         """Return the accuracy; the share of rows whose classes are all right, if a row has several; R2 of numbers."""
         _ = self._classes  # which say how labels are read
-        texts, labels = self._columns(texts, labels)
+        _, labels = self._columns(texts, labels)
         found = self._decide(self.outputs(texts))
         if self.problem_type == MULTI:
             labels, found = ([str(sorted(classes)) for classes in rows] for rows in (labels, found))

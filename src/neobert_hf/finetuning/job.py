@@ -462,8 +462,8 @@ class Job(BaseEstimator, ABC):
     def evaluate(self, *columns) -> dict[str, float]:
         """Return the metrics on rows, the columns of `fit`."""
         _ = self._classes  # which say how labels are read
-        *inputs, labels = self._columns(*columns)
-        return self.metrics(self.outputs(*inputs), labels)
+        *_, labels = self._columns(*columns)
+        return self.metrics(self.outputs(*columns[:-1]), labels)
 
     def score(self, *columns) -> float:
         """Return the F1 of `evaluate` on rows, the columns of `fit`."""
