@@ -21,7 +21,7 @@ import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel, inference_copy
 from neobert_hf.model.invariant_neobert import in_one_thread, make_invariant, pad_columns
 from neobert_hf.model.kernels_neobert import InferenceLinear, Int8Linear
-from neobert_hf.model.machine_neobert import onednn_is_best
+from neobert_hf.model.machine_neobert import has_invariant_products
 
 IDS = torch.tensor([[2, 50, 60, 3], [2, 7, 9, 3]])
 # An int8 product with random weights differs by about 1 % of its norm from float32; three blocks together by less than 3 %.
@@ -291,8 +291,9 @@ def set_threads():
 
 
 def _invariant_copy(model, int8=False):
-    if not onednn_is_best(torch.float32 if int8 else model.dtype, num_rows=1):
-        pytest.skip("this CPU has no fast products of oneDNN in this dtype")
+    dtype = torch.float32 if int8 else model.dtype
+    if not has_invariant_products(dtype):
+        pytest.skip(f"this CPU has no products in {dtype} whose bits do not depend on the batch")
     return inference_copy(model, int8=int8, batch_invariant=True)
 
 

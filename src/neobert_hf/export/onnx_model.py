@@ -442,6 +442,8 @@ def open_graph(file: Path, dtype: str = "fp32", num_threads: int | None = None) 
 
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = num_threads or 0
+            # Files of earlier versions have signed weights, whose products saturate on a processor without VNNI.
+            options.add_session_config_entry("session.x64quantprecision", "1")
             session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
             names = [output.name for output in session.get_outputs()]
             return names, lambda inputs: dict(zip(names, session.run(None, inputs)))

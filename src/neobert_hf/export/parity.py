@@ -1,8 +1,9 @@
 """The comparison of an exported file with torch, before the file is handed over.
 
 Float files are compared on eight batches of random tokens: padding on either side, one row, one column, and lengths that the
-exporter has not seen. Files in int8 are compared on texts, because random tokens say little about rounding: documentation, and
-words of the tokenizer's own vocabulary, since a tokenizer of other texts reads documentation as unknown tokens.
+exporter has not seen. Files in int8 are compared on texts, because random tokens say little about rounding: documentation, lines
+of code, tables, paths and numbers, whose activations are the largest, and words of the tokenizer's own vocabulary, since a
+tokenizer of other texts reads the rest as unknown tokens.
 
 Axes: `B` rows, `L` columns.
 """
@@ -10,6 +11,7 @@ Axes: `B` rows, `L` columns.
 from __future__ import annotations
 
 import builtins
+import sys
 from functools import cached_property
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from .graphs import MULTI_VECTOR, SPARSE, Graph
 from .onnx_model import Arrays, Run
 
+Batches = dict[str, Arrays]  # inputs by name of a batch
 Answers = dict[str, tuple[Arrays, list[np.ndarray]]]  # by batch: inputs by name, and the outputs of torch
 
 LONG = 512  # tokens; runtimes differ more in sums over so many, and the batch "1 x 512" has a limit of its own
@@ -30,12 +33,14 @@ LIMITS = {
     ("float32", "1 x 512"): 1e-4,
     ("float16", "all"): 3e-2,
     ("int8", "documentation"): 0.005,
+    ("int8", "lines"): 0.005,
     ("int8", "known words"): 0.02,
     ("int8", "random tokens"): 0.05,
 }
 # How many times wider the limits of int8 are: errors of a maximum do not cancel, and a token has a cosine of its own.
 WIDER = {("int8", SPARSE): 2, ("int8", MULTI_VECTOR): 4}
-NUM_TEXTS, TEXT_TOKENS = 32, 64  # the logits of a masked language model are 250 MB
+NUM_TEXTS, TEXT_TOKENS = 32, 64
+NUM_LINES, LEAST_CHARACTERS = 320, 20
 KNOWN = 0.5  # least share of known tokens in a text that says something
 
 
@@ -56,10 +61,11 @@ class Reference:
         self.batches = self._answers(random_batches(config.vocab_size, config.pad_token_id or 0, self.longest))
 
     @cached_property
-    def texts(self) -> dict[str, Answers]:
+    def texts(self) -> dict[str, Batches]:
         """The batches for int8 by material: texts, or random tokens if the tokenizer is missing or reads no text."""
-        texts = text_batches(self.graph.tokenizer, min(TEXT_TOKENS, self.longest)) if self.graph.tokenizer else {}
-        return {name: self._answers(batches) for name, batches in texts.items()} or {"random tokens": self.batches}
+        tokenizer = self.graph.tokenizer
+        texts = text_batches(tokenizer, min(TEXT_TOKENS, self.longest)) if tokenizer else {}
+        return texts or {"random tokens": {name: batch for name, (batch, _) in self.batches.items()}}
 
     def check(self, file: Path, run: Run, kind: str) -> dict:
         """Compare a file with torch.
@@ -120,11 +126,12 @@ class Reference:
 
         Of a multi-vector model it is that of a token.
         """
-        differences = {}
-        for material, answers in self.texts.items():
+        differences, run_torch = {}, torch_runner(self.graph)
+        for material, batches in self.texts.items():
             # of products and squares, for each text; masks, which come last, are no numbers
             sums = [[] for name in self.graph.outputs if not name.endswith("mask")]
-            for batch, wanted in answers.values():
+            for batch in batches.values():
+                wanted = self._real_values(batch, run_torch(batch))  # not kept: logits of all texts are gigabytes
                 for output, a, b in zip(sums, self._real_values(batch, run(batch)), wanted):
                     if self.graph.task == MULTI_VECTOR:
                         a, b = (values[batch["attention_mask"] != 0] for values in (a, b))
@@ -178,11 +185,11 @@ def random_batches(vocab_size: int, pad_id: int, longest: int) -> dict[str, Arra
     return batches
 
 
-def text_batches(tokenizer: PreTrainedTokenizerBase, longest: int) -> dict[str, dict[str, Arrays]]:
+def text_batches(tokenizer: PreTrainedTokenizerBase, longest: int) -> dict[str, Batches]:
     """Return batches of eight texts by material and first text; a text of mostly unknown tokens says nothing and is left out.
 
     The documentation is that of Python's built-in names, which every machine has. The known words are tokens of the vocabulary,
-    drawn at random and joined to texts.
+    drawn at random and joined to texts. The lines are those of `short_lines`.
 
     Args:
         tokenizer: The tokenizer of the model.
@@ -193,6 +200,7 @@ def text_batches(tokenizer: PreTrainedTokenizerBase, longest: int) -> dict[str, 
     documentation = [value.__doc__ for _, value in sorted(vars(builtins).items()) if getattr(value, "__doc__", None)]
     materials = {
         "documentation": documentation[:NUM_TEXTS],
+        "lines": short_lines(generator),
         "known words": [tokenizer.decode(generator.choice(ids, TEXT_TOKENS // 4)) for _ in range(NUM_TEXTS)],
     }
     options = {"padding": True, "truncation": True, "max_length": longest, "return_tensors": "np"}
@@ -205,6 +213,21 @@ def text_batches(tokenizer: PreTrainedTokenizerBase, longest: int) -> dict[str, 
         if texts:
             batches[material] = {name: {key: row[key].astype(np.int64) for key in names} for name, row in rows.items()}
     return batches
+
+
+def short_lines(generator: np.random.Generator) -> list[str]:
+    """Return `NUM_LINES` lines: code of this folder, and rows of tables, paths and numbers, a quarter of the lines each."""
+    count, modules = NUM_LINES // 4, sorted(sys.stdlib_module_names)
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    code = [line.strip() for file in sources for line in file.read_text("utf-8").splitlines()]
+    lines = generator.choice([line for line in code if len(line) >= LEAST_CHARACTERS], count).tolist()
+    for _ in range(count):
+        one, two, three = generator.choice(modules, 3)
+        numbers = generator.normal(0, 1000, 8)
+        lines.append(f"| {one} | {numbers[0]:.3f} | {numbers[1]:,.0f} | `{two}.{three}()` |")
+        lines.append(f"/usr/lib/{one}/{two}-{numbers[2]:.1f}/{three}.so")
+        lines.append(" ".join(f"{number:.3g}" for number in numbers))
+    return lines
 
 
 def _known_share(tokenizer: PreTrainedTokenizerBase, text: str, longest: int) -> float:

@@ -10,7 +10,7 @@ from .blocks_neobert import NeoBERTBlock
 from .gpu_neobert import make_compiled
 from .invariant_neobert import InvariantLinear, make_invariant, pad_columns
 from .kernels_neobert import COPY_REMEDY, InferenceLinear, Int8Linear, has_own_hooks
-from .machine_neobert import TORCH, best_dtype, onednn_is_best
+from .machine_neobert import TORCH, best_dtype, has_invariant_products
 
 
 def check_is_original(model: nn.Module, action: str) -> None:
@@ -72,10 +72,10 @@ def inference_copy(
     if int8 and (is_on_gpu or not has_int8):
         raise ValueError(f"torch {torch.__version__} has no int8 products for {device} on this machine; omit int8=True")
     dtype = torch.float32 if int8 else encoders[0].dtype
-    if batch_invariant and (is_on_gpu or TORCH.onednn_reorder is None or not onednn_is_best(dtype, num_rows=1)):
+    if batch_invariant and (is_on_gpu or not has_invariant_products(dtype)):
         raise ValueError(
-            f"batch_invariant=True needs products of oneDNN, and torch {torch.__version__} has none for {dtype} on this "
-            f"{device}; load the model with dtype=torch.float32 on a CPU, or omit it"
+            f"batch_invariant=True needs products whose bits do not depend on the batch, and torch {torch.__version__} has none "
+            f"for {dtype} on this {device}; load the model with dtype=torch.float32 on a CPU, or omit it"
         )
     if is_on_gpu and encoders[0].dtype == torch.bfloat16 != best_dtype(device):
         raise ValueError(f"{device} has no instructions for bfloat16; load the model with dtype=torch.float16")

@@ -144,6 +144,20 @@ def onednn_is_best(dtype: torch.dtype, num_rows: int = AVX2_ONEDNN_ROWS) -> bool
     return dtype == torch.float32 and (capability == "AVX512" or (capability == "AVX2" and num_rows < AVX2_ONEDNN_ROWS))
 
 
+def has_invariant_products(dtype: torch.dtype) -> bool:
+    """Whether a row of a product has the same bits beside any other rows, on this CPU and in `dtype`, by oneDNN.
+
+    With AMX, the order of the sums in bf16 follows the number of rows. On Intel processors with AVX2 only, that of MKL, which
+    SDPA calls, follows the number of threads. Both were seen on a Xeon of the fourth generation.
+    """
+    if TORCH.onednn_reorder is None or not onednn_is_best(dtype, num_rows=1):
+        return False
+    if dtype == torch.bfloat16:
+        return not has_amx()
+    is_intel = "Intel" in getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "")
+    return not is_intel or torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
 def has_amx() -> bool:
     """Whether torch uses the tile registers of AMX on this CPU."""
     is_hidden = torch.backends.cpu.get_cpu_capability() != "AVX512"
