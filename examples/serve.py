@@ -20,6 +20,7 @@ from socket import create_server
 from threading import Lock
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -29,7 +30,7 @@ from starlette.exceptions import HTTPException
 from tokenizers import Tokenizer
 
 from neobert_cli import Parser
-from neobert_hf.export import EntityFinder, OnnxModel
+from neobert_hf.export import OnnxModel
 from neobert_hf.runs import run_command
 
 EXAMPLES = {
@@ -276,7 +277,7 @@ def open_saved(folder: Path, num_threads: int | None) -> Server:
 def open_modules(folder: Path, config: Any, role: str, is_cross: bool) -> Server:
     """Open a model of sentence-transformers: it embeds texts, classifies them by a last layer, or reads pairs."""
     from sentence_transformers import CrossEncoder
-    from torch.nn import Identity
+    from torch.nn import Identity, Sigmoid
 
     from neobert_hf.embeddings import open_embedding_model, prompt_of
 
@@ -288,7 +289,11 @@ def open_modules(folder: Path, config: Any, role: str, is_cross: bool) -> Server
         if is_cross and str in map(type, inputs):
             raise HTTPException(400, "the model reads pairs of texts; send [text, text], or a batch of pairs")
         if is_cross:
-            scores = model.predict(inputs, activation_fn=Identity() if is_raw else None).reshape(len(inputs), -1)
+            has_sigmoid = type(model.activation_fn) is Sigmoid
+            scores = model.predict(inputs, activation_fn=Identity() if is_raw or has_sigmoid else None)
+            scores = scores.reshape(len(inputs), -1)
+            if has_sigmoid and not is_raw:
+                scores = sigmoid(scores)
         else:
             logits = model.encode(inputs, convert_to_tensor=True)
             scores = logits if is_raw else logits.softmax(-1)
@@ -305,7 +310,6 @@ def open_modules(folder: Path, config: Any, role: str, is_cross: bool) -> Server
 
 def open_head(folder: Path, config: Any) -> Server:
     """Open a model of transformers: a classifier, a tagger, or one that answers questions."""
-    from torch import inference_mode, tensor
     from transformers import pipeline
 
     architecture = (config.architectures or ["model without a head"])[0]
@@ -314,28 +318,33 @@ def open_head(folder: Path, config: Any) -> Server:
 
         answerer = QuestionAnswerer(str(folder), verbose=False)
         return Server(folder, ANSWERER, lambda question, context: answerer.predict([question], [context])[0])
-    is_tagger = architecture.endswith("ForTokenClassification")
-    if not is_tagger and not architecture.endswith("ForSequenceClassification"):
-        raise ValueError(f"{folder} holds a {architecture}; give the folder of {', '.join(ROUTES)}")
-    model = pipeline("token-classification" if is_tagger else "text-classification", str(folder))
-    length = model.tokenizer.model_max_length = min(model.tokenizer.model_max_length, config.max_position_embeddings)
+    if architecture.endswith("ForTokenClassification"):
+        from neobert_hf.finetuning import Tagger
 
-    @inference_mode()
-    def logits_of(windows: list) -> Any:
-        ids, mask = zip(*((window.ids, window.attention_mask) for window in windows))
-        inputs = {"input_ids": tensor(ids, device=model.device), "attention_mask": tensor(mask, device=model.device)}
-        return model.model(**inputs).logits.float().cpu().numpy()
+        tagger = Tagger(str(folder), verbose=False)
+        return Server(folder, TAGGER, lambda texts, _: tagger.find_entities(texts))
+    if not architecture.endswith("ForSequenceClassification"):
+        raise ValueError(f"{folder} holds a {architecture}; give the folder of {', '.join(ROUTES)}")
+    model = pipeline("text-classification", str(folder))
+    length = model.tokenizer.model_max_length = min(model.tokenizer.model_max_length, config.max_position_embeddings)
 
     def classify(inputs: list, is_raw: bool) -> list:
         rows = [each if isinstance(each, str) else dict(zip(("text", "text_pair"), each)) for each in inputs]
-        return model(rows, top_k=None, function_to_apply="none" if is_raw else None, truncation=True, batch_size=32)
+        options = {"top_k": None, "truncation": True, "batch_size": 32}
+        if is_raw or what == CLASSIFIER:
+            return model(rows, function_to_apply="none" if is_raw else None, **options)
+        found = model(rows, function_to_apply="none", **options)
+        if config.problem_type != "regression":
+            found = [[label | {"score": float(sigmoid(label["score"]))} for label in labels] for labels in found]
+        return found
 
-    if is_tagger:
-        names = [config.id2label[number] for number in range(config.num_labels)]
-        find_entities = EntityFinder(model.tokenizer.backend_tokenizer, length, names, logits_of)
-        return Server(folder, TAGGER, lambda texts, _: find_entities(texts))
     what = RERANKER if config.num_labels == 1 else CLASSIFIER
     return Server(folder, what, classify, model.tokenizer.backend_tokenizer, length)
+
+
+def sigmoid(logits: Any) -> Any:
+    """Return the sigmoid in float64; in float32, that of large logits is one number, and rerankers have ties."""
+    return np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))
 
 
 # 4. The process

@@ -71,7 +71,8 @@ def test_an_answer_is_labelled_in_each_window_that_has_all_of_it_and_in_no_other
 def test_answers_that_no_window_has_as_a_whole_are_counted(capsys):
     context = "a b c d e f " * 9
     answers = [{"text": [context[:n].strip()] * (n > 0), "answer_start": [0] * (n > 0)} for n in (80, 9, 0)]
-    answerer = QuestionAnswerer(max_seq_length=32, stride=8)
+    answerer = QuestionAnswerer(stride=8)
+    answerer.tokenizer.model_max_length = 32
     answerer._rows(["a"] * 3, [context] * 3, answers, is_training=True)
     line = "; 1 of the answers are whole in no window, and are trained as none; give a larger stride\n"
     assert capsys.readouterr().out.endswith(line)

@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING
 
 from ..lazy import lazy_names
 
-NAMES_OF = {"entities": ("EntityFinder",), "exporting": ("export_model",), "onnx_model": ("OnnxModel",)}
+NAMES_OF = {"exporting": ("export_model",), "onnx_model": ("OnnxModel",)}
 __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
-    from .entities import EntityFinder as EntityFinder
     from .exporting import export_model as export_model
     from .onnx_model import OnnxModel as OnnxModel

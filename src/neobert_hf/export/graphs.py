@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import get_logger
 
 from ..embeddings.models import adopt, has_head
-from ..files.modules import SETTINGS, check_modules, read_modules
+from ..files.modules import SETTINGS, check_modules, read_activation, read_modules
 from ..files.texts import printable
 from ..files.trust import (
     check_links,
@@ -249,7 +249,7 @@ def _keep_scores(graph: Graph, folder: Path, kind: str) -> None:
         return
     if isinstance(graph, EmbeddingGraph):  # its config is that of the encoder
         config.num_labels, config.problem_type = graph.chain.num_labels, None
-    name = str(settings.get("activation_fn")).rpartition(".")[2]
+    name = str(read_activation(folder))
     types = {"None": None, "Sigmoid": None, "Identity": "regression"}
     if config.num_labels > 1:
         types = {"Sigmoid": "multi_label_classification", "Softmax": "single_label_classification"}

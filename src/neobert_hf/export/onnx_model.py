@@ -17,8 +17,9 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from ..files.texts import Truncation, fact_of_truncated
+from ..finetuning.entities import EntityFinder
 from ..finetuning.spans import MAX_ANSWER_TOKENS, best_answers
-from .entities import EntityFinder
+from ..finetuning.tags import MARKS
 
 Text = str | tuple[str, str]
 Arrays = dict[str, np.ndarray]
@@ -96,7 +97,12 @@ class OnnxModel:
     @cached_property
     def _find_entities(self) -> EntityFinder:
         names = [self.config["id2label"][str(number)] for number in range(len(self.config["id2label"]))]
-        return EntityFinder(self.tokenizer, self.max_length, names, lambda windows: self._compute(windows)["logits"])
+        division = self.config.get("word_division", MARKS)
+
+        def logits_of(windows: Sequence[Encoding]) -> np.ndarray:
+            return self._compute(windows)["logits"]
+
+        return EntityFinder(self.tokenizer, self.max_length, names, logits_of, division)
 
     def __call__(self, texts: Text | Iterable[Text], truncation: Truncation = "warn") -> Arrays:
         """Return the outputs of the graph by name, of one batch of texts, padded to one length.
@@ -365,10 +371,11 @@ class OnnxModel:
 
     def _labels(self, top_k: int | None, text: Text, encoding: Encoding, logits: np.ndarray) -> dict | list[dict]:
         names, problem = self.config["id2label"], self.config.get("problem_type")
+        logits = logits.astype(np.float64)  # in float32, the sigmoid of large logits is one number
         if problem == "regression":
             scores = logits
         elif problem == "multi_label_classification" or len(logits) == 1:
-            scores = (1 + np.tanh(logits / 2)) / 2  # the sigmoid, without overflow
+            scores = np.exp(-np.logaddexp(0, -logits))  # the sigmoid, without overflow
         else:
             scores = _softmax(logits)
         best = [{"label": names[str(index)], "score": float(scores[index])} for index in np.argsort(-scores)[:top_k]]

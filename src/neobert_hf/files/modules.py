@@ -32,11 +32,33 @@ def read_kind(folder: Path) -> str | None:
     Raises:
         ValueError: config_sentence_transformers.json is damaged.
     """
-    file = folder / SETTINGS
+    content = _read_object(folder / SETTINGS)
+    if content is None:
+        return "CrossEncoder" if read_activation(folder) else None
+    return content.get("model_type") or "SentenceTransformer"  # older versions name none
+
+
+def read_activation(folder: Path) -> str | None:
+    """Return the name of what a cross-encoder computes of its logits, such as "Sigmoid"; None if the folder does not say it.
+
+    sentence-transformers 6 writes it to a file of its own, 4 and 5 into config.json, and 3 there under another name.
+
+    Raises:
+        ValueError: One of the files is damaged.
+    """
+    config = _read_object(folder / "config.json") or {}
+    of_version_4 = config.get("sentence_transformers")
+    named = (_read_object(folder / SETTINGS) or {}).get("activation_fn")
+    named = named or (of_version_4 if isinstance(of_version_4, dict) else {}).get("activation_fn")
+    named = named or config.get("sbert_ce_default_activation_function")
+    return str(named).rpartition(".")[2] if named else None
+
+
+def _read_object(file: Path) -> dict | None:
     content = read_json(file) if file.is_file() else None
     if not isinstance(content, dict | None):
         raise ValueError(f"{file} is no JSON object; save or download the model again")
-    return None if content is None else content.get("model_type") or "SentenceTransformer"  # older versions name none
+    return content
 
 
 def replaceable_files(folder: Path, *more: str) -> tuple[str, ...]:

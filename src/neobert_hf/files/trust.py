@@ -53,6 +53,7 @@ KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_
 ALLOWED = {**NAMES, **dict.fromkeys(KERNELS, "[^/]*"), "custom_pipelines": "(?!)"}
 # Settings besides those that the class of a config declares. None of them names code.
 CONFIG_KEYS = {"architectures", "dtype", "torch_dtype", "quantization_config", "_name_or_path", "transformers_version"}
+CONFIG_KEYS |= {"tag_scheme", "word_division", "label_type"}  # of trained heads
 
 
 def check_source(source: str | Path) -> None:

@@ -22,7 +22,7 @@ class QuestionAnswerer(Job):
 
     Args:
         model: Folder or id on the Hub: of an encoder, or of a model that answers questions.
-        max_seq_length: Length of a window in tokens, with the question; at most that of the training, if the model is trained.
+        max_seq_length: Length of a window in tokens, with the question. A trained model keeps its own.
         stride: Tokens of the context that a window shares with the one before it; by default a quarter of a window.
         max_answer_tokens: Length of the longest answer.
         verbose: Tell what `fit`, `evaluate`, `predict` and `save` find; False leaves warnings and errors only.
@@ -87,8 +87,7 @@ class QuestionAnswerer(Job):
     ) -> Dataset:
         """Windows of `cut_windows`; of a training, a line says how many there are."""
         columns = {"question": list(questions), "context": list(contexts)} | ({"answers": answers} if answers else {})
-        length = min(self.tokenizer.model_max_length, self.max_seq_length)
-        options = {"tokenizer": self.tokenizer, "max_seq_length": length, "stride": self.stride}
+        options = {"tokenizer": self.tokenizer, "max_seq_length": self.tokenizer.model_max_length, "stride": self.stride}
         more = {"batched": True, "with_indices": True, "remove_columns": list(columns), "fn_kwargs": options}
         windows = Dataset.from_dict(columns).map(cut_windows, **more)
         if answers:

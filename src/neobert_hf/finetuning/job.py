@@ -58,6 +58,8 @@ from .summary import say_scores
 
 CROSS_VALIDATION = "cross-validation of the last layer"  # a split: the training rows, in turn
 OF_CLASSES = ("classification_report_{}.txt", "confusion_matrix_{}.png")  # files, by split
+# In which form a model gets its inputs, as lines of scores name it.
+FORMS = {"metrics": "this model", "words": "this model, words given", "pipeline": "pipeline of transformers"}
 MANY_ROWS = 10_000
 # Without validation rows there is no best epoch.
 LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
@@ -471,11 +473,11 @@ class Job(BaseEstimator, ABC):
 
     def _report(self, outputs: Any, labels: list, split: str, folder: Path, inputs: Sequence | None = None) -> None:
         """Print the metrics of a split beside those of simpler answers, and write them to a file of the folder."""
-        found, (trivial, answer) = self.metrics(outputs, labels), self._trivial(labels)
-        base = self.metrics(trivial, labels)
-        self._scores_of[split] = scores = {"metrics": found, "trivial": base}
+        forms, (trivial, answer) = self._forms(outputs, labels, inputs), self._trivial(labels)
+        found, base = forms["metrics"], self.metrics(trivial, labels)
+        self._scores_of[split] = scores = {**forms, "trivial": base}
         if self._trainer is None or self._trainer.is_world_process_zero():
-            shown, words = {"this model": found}, self._tfidf(inputs)
+            shown, words = {FORMS[kind]: form for kind, form in forms.items()}, self._tfidf(inputs)
             if words is not None and not isinstance(words, str):
                 kind = "ridge" if self.problem_type == "regression" else "logistic"
                 shown[f"TF-IDF with {kind} regression"] = scores["tfidf"] = self.metrics(words, labels)
@@ -486,7 +488,7 @@ class Job(BaseEstimator, ABC):
             prefix = "test" if split == "test" else "eval"
             results = folder / f"{prefix}_results.json"
             files = [folder / name.format(split.split()[0]) for name in OF_CLASSES]
-            prefixes = {"metrics": prefix, "trivial": f"{prefix}_trivial", "tfidf": f"{prefix}_tfidf"}
+            prefixes = {kind: f"{prefix}_{kind}" for kind in scores} | {"metrics": prefix}
             values = {f"{prefixes[kind]}_{name}": value for kind in scores for name, value in scores[kind].items()}
             # those of the validation belong to the run, which has its folder
             with replacing(results, *files, writer=PREDICTION) if split == "test" else nullcontext():
@@ -499,6 +501,10 @@ class Job(BaseEstimator, ABC):
             fact = f"{split}: not better than the trivial answer, {answer}: {', '.join(worse)}{equal}"
             remedy = "for more epochs (num_train_epochs), or from a model of this language and domain"
             self._remark(fact, f"train on more rows, {remedy}")
+
+    def _forms(self, outputs: Any, labels: list, inputs: Sequence | None) -> dict[str, dict[str, float]]:
+        """`metrics` of the model as it is served, and those of other forms of the inputs, by a name of `FORMS`."""
+        return {"metrics": self.metrics(outputs, labels)}
 
     @abstractmethod
     def _trivial(self, labels: list) -> tuple[Any, str]:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from scipy.special import softmax
 from seqeval import metrics as entities
 from sklearn.metrics import accuracy_score, classification_report, f1_score
+from tokenizers import Encoding
 from torch import Tensor
 from transformers import (
     AutoModelForTokenClassification,
@@ -24,17 +26,20 @@ from transformers import (
     Trainer,
 )
 
+from ..files.messages import say
 from ..files.writing import writing
 from ..runs import FineTuningArguments
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
+from .entities import EntityFinder
 from .job import Job, all_or_nothing
 from .rows import check_known, given_names
 from .summary import say_worst
-from .tags import own_pieces
+from .tags import MARKS, division_of, kinds_of, own_pieces
 from .words import checked_tags, checked_words, from_iob2, iob2_names, is_iob, tag_names, tag_scheme, to_iob2
 
 FEW_SENTENCES = 3000
 IGNORED = -100  # label of a token that has no part in the loss
+LARGEST_DIFFERENCE = 0.01  # of the F1 of two forms, above which both are told
 LATER_PIECE = 0.7  # probability of I- for a later piece whose other tag is B-
 
 
@@ -45,9 +50,12 @@ class Tagger(Job):
     trained: the first piece of a word has the tag of the word, and the others continue it (I- after B-). A long row is cut into
     windows that overlap by a quarter. Evaluation takes a word from the window in which it has the most context on both sides.
 
+    A text is divided into words as the training words are, see `division_of`; the config of the model says it.
+
     Args:
         model: Folder or id on the Hub: of an encoder, or of a trained tagger.
-        max_seq_length: Length in tokens of a window; at most that of the training, if the model is trained.
+        max_seq_length: Length in tokens of a window of the training, and at most that of later ones, which are as long as the
+            longest row of the training. A trained model keeps its own.
         verbose: Tell what `fit`, `evaluate`, `predict` and `save` find; False leaves warnings and errors only.
     """
 
@@ -63,6 +71,7 @@ class Tagger(Job):
         # so the logits of a window begin at its first token, and windows are in order
         self._tokenizer.padding_side = self._tokenizer.truncation_side = "right"
         self._scheme: str | None = None  # of the tags of the training, if it is not that of the model
+        self._division = MARKS  # of a text into words
 
     def _row(self, words: Any, *tags) -> tuple:
         words = checked_words(words)
@@ -103,6 +112,7 @@ class Tagger(Job):
         words, tags = self._columns(words, tags)
         every = [tag for row in tags for tag in row]
         self._scheme = tag_scheme(every)
+        self._division = division_of(word for row in words for word in row)
         self._names = iob2_names(given_names(classes)) or tag_names(every)
         self._fit((words, tags), validation, training, options)
         return self
@@ -112,11 +122,13 @@ class Tagger(Job):
         vars(model.config).pop("tag_scheme", None)  # of an earlier training
         if self._scheme:
             model.config.tag_scheme = self._scheme
+        model.config.word_division = self._division
         return model
 
     def _load_trained(self) -> PreTrainedModel:
         model = super()._load_trained()
         self._scheme = getattr(model.config, "tag_scheme", None)
+        self._division = getattr(model.config, "word_division", MARKS)
         return model
 
     def _trainer_for(self, *arguments, **options) -> Trainer:
@@ -135,9 +147,14 @@ class Tagger(Job):
             check_known(of_row, numbers, f"row {i}: ")
         ids = [[numbers[tag] for tag in of_row] for of_row in tags] if tags else [[0] * len(of_row) for of_row in words]
         rows = Dataset.from_dict({"words": list(words), "tags": ids})
-        length = min(self.max_seq_length, self.tokenizer.model_max_length)
+        length = self.tokenizer.model_max_length
         options = {"tokenizer": self.tokenizer, "length": length, "names": self._classes if is_training else None}
-        return rows.map(cut, batched=True, with_indices=True, remove_columns=rows.column_names, fn_kwargs=options)
+        windows = rows.map(cut, batched=True, with_indices=True, remove_columns=rows.column_names, fn_kwargs=options)
+        longest = max(map(len, windows["input_ids"]))
+        if is_training and longest < length:  # a longer window has places that the training has not seen
+            self.tokenizer.model_max_length = longest
+            say(f"texts are read in windows of {longest} tokens, the length of the longest training row")
+        return windows
 
     def _outputs(self, rows: Dataset, logits: np.ndarray, inputs: Sequence) -> list[np.ndarray]:
         """(number of words, number of tags) logits of each row, from (windows, tokens, number of tags)."""
@@ -163,6 +180,29 @@ class Tagger(Job):
         """Return the (number of words, number of tags) probabilities of the tags of the model, for each row of words."""
         return self._scores(self.outputs(words))
 
+    def find_entities(self, texts: Sequence[str], batch_size: int = 32) -> list[list[dict]]:
+        """Return the entities of texts of any length, as `EntityFinder` does.
+
+        Args:
+            texts: Texts.
+            batch_size: Number of windows in a batch of the model.
+        """
+        return self._finder(self._division)(texts, batch_size)
+
+    def _finder(self, division: str) -> EntityFinder:
+        """Entities of texts that are divided in one way."""
+        trainer = self._opened()
+
+        def logits_of(windows: Sequence[Encoding]) -> np.ndarray:
+            inputs = {"input_ids": [window.ids for window in windows]}
+            inputs["attention_mask"] = [window.attention_mask for window in windows]
+            trainer.model.eval()
+            tensors = {name: torch.tensor(values) for name, values in inputs.items()}
+            return trainer.prediction_step(trainer.model, tensors, prediction_loss_only=False)[1].float().cpu().numpy()
+
+        tokenizer = self.tokenizer
+        return EntityFinder(tokenizer.backend_tokenizer, tokenizer.model_max_length, self._classes, logits_of, division)
+
     def score(self, words: Sequence[list[str]], tags: Sequence[list[str]]) -> float:
         """Return F1 of the entities, or accuracy over the words if the tags are plain."""
         found = self.evaluate(words, tags)
@@ -171,6 +211,29 @@ class Tagger(Job):
     def metrics(self, outputs: list[np.ndarray], labels: list[list[str]]) -> dict[str, float]:
         """Return the metrics that `tag_metrics` describes, of the tags of the model."""
         return tag_metrics(to_iob2(labels, self._classes), self._tags(outputs))
+
+    def _forms(self, outputs: Any, labels: list, inputs: Sequence | None) -> dict[str, dict[str, float]]:
+        """Metrics of the entities of texts, as the model is served; of given words, and of the pipeline, if F1 differs."""
+        of_words = self.metrics(outputs, labels)
+        if inputs is None or "f1" not in of_words or "precision" not in of_words:  # plain tags
+            return {"metrics": of_words}
+        found = {division: self._metrics_of_texts(inputs, labels, division) for division in {self._division, MARKS}}
+        forms = {"metrics": of_words | found[self._division]}
+        for name, other in {"words": of_words, "pipeline": of_words | found[MARKS]}.items():
+            if abs(other["f1"] - forms["metrics"]["f1"]) > LARGEST_DIFFERENCE:
+                forms[name] = other
+        return forms
+
+    def _metrics_of_texts(self, words: Sequence, labels: list, division: str) -> dict[str, float]:
+        """Precision, recall and F1 of the entities of texts: the words of a row with spaces, divided in some way."""
+        sought = [*map(spans_of, words, to_iob2(labels, self._classes))]
+        found = self._finder(division)([" ".join(row) for row in words])
+        keys = ("entity_group", "start", "end")
+        spans = [{tuple(entity[key] for key in keys) for entity in of_text} for of_text in found]
+        num_right = sum(len(a & b) for a, b in zip(sought, spans))
+        num_sought, num_found = (max(sum(map(len, each)), 1) for each in (sought, spans))
+        f1 = 2 * num_right / (num_sought + num_found)
+        return {"precision": num_right / num_found, "recall": num_right / num_sought, "f1": f1}
 
     def _trivial(self, labels: list[list[str]]) -> tuple[list[np.ndarray], str]:
         """The most frequent tag."""
@@ -234,6 +297,19 @@ def piece_labels(words: np.ndarray, is_joined: np.ndarray, tags: np.ndarray, nam
 def _is_first(words: np.ndarray) -> np.ndarray:
     """Whether a piece is the first of its word."""
     return np.diff(words, prepend=-1) != 0
+
+
+def spans_of(words: Sequence[str], tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """Return kind, start and end of the entities in the text that words make with a space between two of them."""
+    spans: list[tuple[str, int, int]] = []
+    start = 0
+    for word, (kind, is_first) in zip(words, kinds_of(tags)):
+        end = start + len(word)
+        if kind != "O":
+            begin = start if is_first else spans.pop()[1]
+            spans.append((kind, begin, end))
+        start = end + 1
+    return set(spans)
 
 
 def tag_metrics(sought: list[list[str]], found: list[list[str]]) -> dict[str, float]:

@@ -2,7 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+# How a text is divided into words: at white space; also around brackets, quotation marks and the marks of a sentence at the ends of
+# a word; or at every mark, as the tokenizer of BERT divides it and the pipeline of transformers.
+DIVISIONS = WHITESPACE, ENDS, MARKS = "whitespace", "ends", "marks"
+OPENING, CLOSING = "([{<\"'`“‘«„¿¡", ")]}>\"'`”’»“.,;:!?…"
+ENDING = re.compile(r"(?<=\w)['’]\w{1,2}$")  # "'s" behind a name
+SIGN = re.compile(r"[^\w\s]|_")
+
+
+def word_starts(text: str, division: str) -> list[int]:
+    """Return where the words of a text begin, by a division at white space or at the ends of words."""
+    starts = []
+    for found in re.finditer(r"\S+", text):
+        start, end = found.span()
+        if division == WHITESPACE:
+            starts.append(start)
+            continue
+        first, last = (start + column for column in _body(found[0]))
+        ending = ENDING.search(text[first:last])
+        starts += [*range(start, first), first]
+        starts += [first + ending.start()] if ending else []
+        starts += range(last, end)
+    return list(dict.fromkeys(starts))  # a word of marks alone has no body
+
+
+def division_of(words: Iterable[str]) -> str:
+    """Return the division of texts that gives the words of a training.
+
+    Marks of sentences that are attached to most words ("London.") say white space. If they stand alone, and words have signs inside
+    ("e-mail"), the ends of words are divided; otherwise words are divided at every mark.
+    """
+    num_attached = num_alone = num_inside = 0
+    for word in words:
+        first, last = _body(word)
+        num_alone += first == last
+        num_attached += first < last < len(word)
+        num_inside += bool(SIGN.search(word[first:last]))
+    if num_attached > num_alone:
+        return WHITESPACE
+    return ENDS if num_inside else MARKS
+
+
+def _body(word: str) -> tuple[int, int]:
+    """The columns between which a word has no brackets, quotation marks and marks of a sentence at its ends."""
+    first = len(word) - len(word.lstrip(OPENING))
+    return first, max(first, len(word.rstrip(CLOSING)))
 
 
 def own_pieces(windows: Sequence[Sequence[int | None]], overlap: int) -> Iterator[tuple[int, int]]:

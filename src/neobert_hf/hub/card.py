@@ -65,6 +65,10 @@ METRICS = {
 } | {name: (name.lower(), name) for name in ("recall@1", "recall@10", "MRR@10", "nDCG@10", "map")}
 
 
+# Kinds of scores beside those of the model, and their columns.
+BESIDE = {"words": "words given", "pipeline": "pipeline", "trivial": "trivial answer", "tfidf": "TF-IDF"}
+
+
 def write_card(
     folder: str | Path,
     model_id: str | None = None,
@@ -124,6 +128,7 @@ def write_card(
         example=example,
         record=record,
         scores=scores,
+        columns=BESIDE,
         unknown_license=UNKNOWN_LICENSE,
         python=python,
         markdown=markdown,
@@ -225,6 +230,6 @@ def _results(task: str, score: Mapping[str, Any]) -> list[tuple[EvalResult, dict
                 dataset = {"dataset_type": score.get("dataset_id") or "unknown", "dataset_name": score["dataset"]}
                 more = {"dataset_config": score.get("config"), "dataset_split": score.get("split")}
                 metric = {"metric_type": hub_name, "metric_value": round(value, 4), "metric_name": title}
-                beside = {name: score[name][key] for name in ("trivial", "tfidf") if key in score.get(name, ())}
+                beside = {name: score[name][key] for name in BESIDE if key in score.get(name, ())}
                 found.append((EvalResult(task, **metric, **dataset, **more), beside))
     return found

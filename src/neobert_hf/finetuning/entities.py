@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from ..finetuning.tags import kinds_of, own_pieces
+from .tags import MARKS, kinds_of, own_pieces, word_starts
 
 
 @dataclass
@@ -23,12 +23,14 @@ class EntityFinder:
         max_length: Length in tokens of a window.
         names: Names of the tags, in the order of the logits.
         run: Returns the logits (B, L, number of tags) of B windows, which are padded to L tokens.
+        division: One of `DIVISIONS`, by which texts become words as in the training.
     """
 
     tokenizer: Tokenizer
     max_length: int
     names: Sequence[str]
     run: Callable[[Sequence[Encoding]], np.ndarray]
+    division: str = MARKS
 
     def __post_init__(self) -> None:
         self.tokenizer = Tokenizer.from_str(self.tokenizer.to_str())
@@ -63,6 +65,9 @@ class EntityFinder:
 
     def _entities(self, text: str, windows: Sequence[Encoding], logits: Sequence[np.ndarray]) -> list[dict]:
         word_ids, offsets = zip(*((window.word_ids, window.offsets) for window in windows))
+        if self.division != MARKS:
+            starts = word_starts(text, self.division)
+            word_ids = [_words_at(starts, *columns) for columns in zip(word_ids, offsets)]
         words, last = [], None
         for window, column in own_pieces(word_ids, self.overlap):
             (start, end), word = offsets[window][column], word_ids[window][column]
@@ -81,3 +86,9 @@ class EntityFinder:
         for entity in entities:
             entity |= {"score": float(np.mean(entity["score"])), "word": text[entity["start"] : entity["end"]]}
         return entities
+
+
+def _words_at(starts: list[int], word_ids: list[int | None], offsets: list[tuple[int, int]]) -> list[int | None]:
+    """For each token the number of the word that has its last character; None for special tokens."""
+    numbers = np.searchsorted(starts, [end - 1 for _, end in offsets], side="right") - 1
+    return [None if word is None else int(number) for word, number in zip(word_ids, numbers)]
