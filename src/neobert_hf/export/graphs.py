@@ -250,10 +250,10 @@ def _keep_scores(graph: Graph, folder: Path, kind: str) -> None:
     if isinstance(graph, EmbeddingGraph):  # its config is that of the encoder
         config.num_labels, config.problem_type = graph.chain.num_labels, None
     name = str(read_activation(folder))
-    types = {"None": None, "Sigmoid": None, "Identity": "regression"}
+    types = {"None": None, "Sigmoid": None, "Identity": "regression"}  # whose scores are the logits
     if config.num_labels > 1:
         types = {"Sigmoid": "multi_label_classification", "Softmax": "single_label_classification"}
-        types |= dict.fromkeys(("None", "Identity"), config.problem_type)  # for which it returns logits
+        types |= dict.fromkeys(("None", "Identity"), "regression")
     if name not in types:
         raise ValueError(
             f"{folder} makes scores of logits by {printable(name)}, which config.json cannot say; set activation_fn in "

@@ -187,10 +187,10 @@ class Tagger(Job):
             texts: Texts.
             batch_size: Number of windows in a batch of the model.
         """
-        return self._finder(self._division)(texts, batch_size)
+        return self._finder()(texts, batch_size)
 
-    def _finder(self, division: str) -> EntityFinder:
-        """Entities of texts that are divided in one way."""
+    def _finder(self, division: str | None = None) -> EntityFinder:
+        """Entities of texts, which are divided as those of the training, or in another way."""
         trainer = self._opened()
 
         def logits_of(windows: Sequence[Encoding]) -> np.ndarray:
@@ -201,7 +201,7 @@ class Tagger(Job):
             return trainer.prediction_step(trainer.model, tensors, prediction_loss_only=False)[1].float().cpu().numpy()
 
         tokenizer = self.tokenizer
-        return EntityFinder(tokenizer.backend_tokenizer, tokenizer.model_max_length, self._classes, logits_of, division)
+        return EntityFinder(tokenizer.backend_tokenizer, tokenizer.model_max_length, self._classes, logits_of, division or self._division)
 
     def score(self, words: Sequence[list[str]], tags: Sequence[list[str]]) -> float:
         """Return F1 of the entities, or accuracy over the words if the tags are plain."""
