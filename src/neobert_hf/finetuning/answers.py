@@ -89,8 +89,9 @@ class QuestionAnswerer(Job):
         columns = {"question": list(questions), "context": list(contexts)} | ({"answers": answers} if answers else {})
         length = min(self.tokenizer.model_max_length, self.max_seq_length)
         options = {"tokenizer": self.tokenizer, "max_seq_length": length, "stride": self.stride}
-        more = {"batched": True, "with_indices": True, "remove_columns": list(columns), "fn_kwargs": options}
-        windows = Dataset.from_dict(columns).map(cut_windows, **more)
+        windows = Dataset.from_dict(columns).map(
+            cut_windows, batched=True, with_indices=True, remove_columns=list(columns), fn_kwargs=options
+        )
         if answers:
             whole = {row for row, start in zip(windows["row"], windows["start_positions"]) if start}
             lost = sum(bool(found["text"]) and row not in whole for row, found in enumerate(answers))
