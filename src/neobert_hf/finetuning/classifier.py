@@ -510,7 +510,7 @@ def weighted_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int
     ids, *weights = labels.reshape(len(labels), -1).T
     losses = cross_entropy(outputs.logits.float(), ids.long(), reduction="none")
     for of_rows in weights:
-        losses = losses * of_rows
+        losses *= of_rows
     return losses.sum() * (1 + len(weights)) / (num_items_in_batch or labels.numel())
 
 

@@ -63,8 +63,9 @@ def save_adapter(model: PeftModel, folder: str | Path) -> None:
     for name in ("config.json", "model.safetensors", "model.safetensors.index.json", "modules.json"):
         check_target(Path(folder, name), writer="adapter")
     base = model.get_base_model()
-    labels = {"id2label": base.config.id2label, "problem_type": base.config.problem_type}
-    labels["label_type"] = getattr(base.config, "label_type", None)
+    config = base.config
+    labels = {"id2label": config.id2label, "problem_type": config.problem_type}
+    labels["label_type"] = getattr(config, "label_type", None)
     # PEFT writes a card that names folders of this machine
     with saving(Path(folder)), keeping(Path(folder, "README.md")):
         model.save_pretrained(folder)
