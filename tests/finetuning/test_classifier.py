@@ -174,7 +174,7 @@ def test_the_labels_of_a_trained_model_are_those_of_its_config(model_folder, tok
         tokenizer.save_pretrained(tmp_path)
         assert Classifier(tmp_path).encode([label]) == [encoded]
         found = Classifier(tmp_path)
-        assert found.classes_.tolist() == list(labels.values())
+        assert found.classes_.tolist() == sorted(labels.values())
         assert found.problem_type == problem_type or (SINGLE if len(labels) > 1 else REGRESSION)
 
 
@@ -268,7 +268,7 @@ def test_a_fit_removes_spaces_around_labels_and_names_of_classes_and_says_what_i
     rows, labels = ["fox", " fox", "dog", "the"] * 2, ["a ", "\u200bb", " A", "b"] * 2
     for classes in (None, ["b ", "a", "A"]):
         job = Classifier(model_folder).fit(rows, labels, classes=classes, **FAST)
-        assert job.classes_.tolist() == ["b", "a", "A"] if classes else ["A", "a", "b"]
+        assert job.classes_.tolist() == ["A", "a", "b"] and (not classes or job._classes == ["b", "a", "A"])
         out = capsys.readouterr().out
         assert "'a' (2) and 'A' (2)" in out and "several labels (1): 'fox' {'a': 2, 'b': 2}" in out and "--" not in out
 

@@ -1,5 +1,7 @@
 """The last layer that is fitted on frozen vectors, against pipelines of scikit-learn."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from transformers import BatchEncoding
 
 from neobert_hf import NeoBERTForSequenceClassification
 from neobert_hf.finetuning import Classifier
+from neobert_hf.finetuning.classifier import weighted_loss
 from neobert_hf.finetuning.head import choose_strength, cross_validated, fit_linear, inputs_of_last_layer
 from neobert_hf.finetuning.texts import MULTI, REGRESSION, SINGLE
 
@@ -33,6 +36,25 @@ def test_one_class_has_the_probabilities_of_scikit_learn():
         weight, bias = fit_linear(VECTORS, labels.astype(int), len(np.unique(labels)), SINGLE, 0.1)
         found = softmax(VECTORS @ weight.numpy().T + bias.numpy(), -1)
         np.testing.assert_allclose(found, oracle.predict_proba(VECTORS), atol=1e-4)  # float32, values up to 300
+
+
+def test_a_weighted_row_counts_as_often_as_its_weight_says():
+    times = np.arange(60) % 4 + 1
+    oracle = scaled(LogisticRegression(C=0.1, max_iter=1000)).fit(VECTORS.repeat(times, 0), CLASSES.repeat(times))
+    weight, bias = fit_linear(VECTORS, CLASSES, 3, SINGLE, 0.1, times)
+    found = softmax(VECTORS @ weight.numpy().T + bias.numpy(), -1)
+    np.testing.assert_allclose(found, oracle.predict_proba(VECTORS), atol=1e-4)
+
+
+def test_the_weighted_loss_is_a_mean_over_all_rows_of_a_step_and_plain_in_an_evaluation():
+    ids, weights, logits = CLASSES[:6], np.array([0, 1, 2, 0.5, 0.25, 2.25]), torch.tensor(VECTORS[:6, :3])
+    losses = -np.log(softmax(VECTORS[:6, :3], -1)[np.arange(6), ids])
+    rows = torch.tensor(np.stack([ids, weights], -1))
+    parts = [
+        weighted_loss(SimpleNamespace(logits=logits[part]), rows[part], 12) for part in np.split(np.arange(6), [2])
+    ]
+    assert sum(parts).item() == pytest.approx(np.mean(weights * losses))
+    assert weighted_loss(SimpleNamespace(logits=logits), torch.tensor(ids)).item() == pytest.approx(losses.mean())
 
 
 def test_several_classes_have_the_probabilities_of_scikit_learn():

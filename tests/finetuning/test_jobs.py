@@ -172,6 +172,29 @@ REFUSED = [
     (Tagger, lambda job: job.fit(WORDS, TAGS, lr=0.1), r"lr=0.1 is no .*; did you mean learning_rate\?"),
     (Classifier, lambda job: job.fit(ONE, [0, 1], batch_size=8), r"did you mean per_device_train_batch_size\?"),
     (Classifier, lambda job: job.fit(ONE, [0, 1], zeal=3), "zeal=3 is no training argument; see FineTuningArguments"),
+    (Tagger, lambda job: job.fit(WORDS, TAGS, sample_weight=[1]), r"sample_weight=\[1\] is no training argument; see"),
+    (
+        Classifier,
+        lambda job: job.set_params(random_state=1).fit(ONE, [0, 1], seed=7),
+        "seed=7 of fit, and seed=1 of the",
+    ),
+    (
+        Classifier,
+        lambda job: job.fit(ONE, [0, 1], class_weight="balanced"),
+        "are two values; give one, to the latter",
+    ),
+    (
+        Classifier,
+        lambda job: job.set_params(learning_rate=1).fit(ONE, [0, 1], training=FineTuningArguments("x")),
+        "give learning_rate in the training arguments, not beside",
+    ),
+    *(
+        (Classifier, lambda job, given=given: job.fit(ONE, [0, 1], sample_weight=given), "give each of the 2 rows a")
+        for given in ([1], [0, 0], [1, -1], [1, np.nan], [[1], [1]])
+    ),
+    (Classifier, lambda job: job.fit(ONE, [1.5, 2], sample_weight=[1, 2]), "not for regression; repeat rows instead"),
+    (Classifier, lambda job: job.fit({"a", "b"}, [0, 1]), "texts are a set; give a list with an item for each row"),
+    (Classifier, lambda job: job.fit(ONE, [0, 1], (ONE, frozenset((0, 1)))), "labels are a frozenset; give a list"),
     (Classifier, lambda job: job.fit(ONE, None), "labels are a NoneType; give a list with an item for each row"),
     (Classifier, lambda job: job.model_, "is not a trained classifier; give the folder of one .*, or rows to train on"),
     (Classifier, lambda job: job.merge(), "is not a trained classifier"),
@@ -324,9 +347,10 @@ def test_the_identity_of_a_run_has_all_that_changes_its_model(start, tmp_path):
         "classifier_pooling": identity("b", Classifier(start, 16, "mean"), validation=(TEXTS, LABELS)),
         "adapter": identity("c", Classifier(start, 16, adapter=adapters[0]), validation=(TEXTS, LABELS)),
         "learning_rate": identity("d", Classifier(start, 16), validation=(TEXTS, LABELS), learning_rate=2e-3),
+        "weights": identity("w", Classifier(start, 16), validation=(TEXTS, LABELS), sample_weight=[1, 2] * 4),
     }
     for name, other in others.items():
-        assert {key for key in other if other[key] != first[key]} == {name}
+        assert {key for key in other if other[key] != first.get(key)} == {name}
     wider = identity("e", Classifier(start, 16, adapter=adapters[1]))
     assert others["adapter"]["adapter"]["r"] == 4 and wider["adapter"]["r"] == 8
     strides = [QuestionAnswerer(start, 16, stride=stride) for stride in (2, 4)]
@@ -344,6 +368,13 @@ def test_an_adapter_that_was_opened_is_saved_and_merged_and_is_no_start(start, t
     classifier.merge()
     np.testing.assert_allclose(classifier.predict_proba(TEXTS), expected, atol=1e-5)
     opened = Classifier(tmp_path / "adapter")
+    assert Classifier(start, 16, adapter=adapter).fit(TEXTS, [True, False] * 4, **FAST).save(tmp_path / "typed") is None
+    typed = Classifier(tmp_path / "typed")
+    typed.merge()
+    typed.save(tmp_path / "whole")
+    assert (
+        Classifier(tmp_path / "typed").classes_.tolist() == Classifier(tmp_path / "whole").classes_.tolist() == [0, 1]
+    )
     opened.save(tmp_path / "copy")
     np.testing.assert_array_equal(Classifier(tmp_path / "copy").predict_proba(TEXTS), expected)
     opened.merge()

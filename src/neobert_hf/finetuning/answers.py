@@ -88,8 +88,9 @@ class QuestionAnswerer(Job):
         """Windows of `cut_windows`; of a training, a line says how many there are."""
         columns = {"question": list(questions), "context": list(contexts)} | ({"answers": answers} if answers else {})
         options = {"tokenizer": self.tokenizer, "max_seq_length": self.tokenizer.model_max_length, "stride": self.stride}
-        more = {"batched": True, "with_indices": True, "remove_columns": list(columns), "fn_kwargs": options}
-        windows = Dataset.from_dict(columns).map(cut_windows, **more)
+        windows = Dataset.from_dict(columns).map(
+            cut_windows, batched=True, with_indices=True, remove_columns=list(columns), fn_kwargs=options
+        )
         if answers:
             whole = {row for row, start in zip(windows["row"], windows["start_positions"]) if start}
             lost = sum(bool(found["text"]) and row not in whole for row, found in enumerate(answers))

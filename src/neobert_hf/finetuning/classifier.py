@@ -6,14 +6,15 @@ import copy
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datasets import Dataset
 from scipy.special import expit, softmax
-from scipy.stats import pearsonr, spearmanr
+from scipy.stats import pearsonr, rankdata
 from sklearn.base import ClassifierMixin
 from sklearn.metrics import (
     ConfusionMatrixDisplay,
@@ -25,8 +26,10 @@ from sklearn.metrics import (
     mean_squared_error,
     r2_score,
 )
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.metaestimators import available_if
-from torch import no_grad
+from torch import Tensor, no_grad
+from torch.nn.functional import cross_entropy
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -39,14 +42,15 @@ from transformers import (
 from ..embeddings.models import tokens_lost
 from ..files.messages import say
 from ..files.texts import Truncation, beginning, fact_of_truncated
-from ..files.writing import writing
+from ..files.trust import read_json
+from ..files.writing import content_hash, writing
 from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
-from ..runs.adapters import labels_of_adapter
+from ..runs.adapters import BASE_FILE, labels_of_adapter, set_label_type
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
 from .baseline import tfidf_outputs
 from .head import WEAK, choose_strength, cross_validated, fit_linear, inputs_of_last_layer, last_layer
 from .job import CROSS_VALIDATION, Job, all_or_nothing
-from .rows import as_list, check_known, given_names, label_text, labels_of
+from .rows import as_list, check_known, given_names, labels_of
 from .summary import say_worst
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, one_or_pair, text_classes
 
@@ -63,8 +67,8 @@ class Classifier(ClassifierMixin, Job):
 
     A label is a string or a whole number (one class), a list of strings (several classes), or a number (regression). Numbers are
     trained with mean 0 and standard deviation 1, for which the learning rates are made; the saved model predicts in their unit.
-    If all labels of `fit` are numbers, or booleans, `predict` and `classes_` return such values. A model that is opened from a
-    folder, and files of predictions, have strings.
+    If all labels of `fit` are numbers, or booleans, `predict` and `classes_` have this type, also of a model that is opened from
+    the saved folder; files of predictions have strings. `classes_` and the columns of `predict_proba` have numpy's order.
 
     Args:
         model: Folder or id on the Hub: of an encoder, of a trained classifier, or a folder of an adapter that `save` wrote.
@@ -77,6 +81,11 @@ class Classifier(ClassifierMixin, Job):
         verbose: Tell what `fit`, `evaluate`, `predict` and `save` find; False leaves warnings and errors only.
         truncation: What becomes of texts that are longer than the model reads: "warn" counts them in a line, "error" refuses
             them before anything is trained or predicted, "off" allows them.
+        learning_rate: As of the training arguments of `fit`, but a parameter, which a search can vary; None leaves it to them.
+        num_train_epochs: As `learning_rate`.
+        per_device_train_batch_size: As `learning_rate`.
+        random_state: As `learning_rate`; the `seed` of the training.
+        class_weight: "balanced", or a dict from class to weight, as in scikit-learn, if a row has one class.
     """
 
     auto_class = AutoModelForSequenceClassification
@@ -93,10 +102,20 @@ class Classifier(ClassifierMixin, Job):
         head_first: bool | None = None,
         verbose: bool = True,
         truncation: Truncation = "warn",
+        learning_rate: float | None = None,
+        num_train_epochs: float | None = None,
+        per_device_train_batch_size: int | None = None,
+        random_state: int | None = None,
+        class_weight: Mapping[Any, float] | str | None = None,
     ):
         super().__init__(model, max_seq_length, verbose)
         self.classifier_pooling, self.adapter, self.head_first = classifier_pooling, adapter, head_first
         self.truncation = truncation
+        self.learning_rate = learning_rate
+        self.num_train_epochs = num_train_epochs
+        self.per_device_train_batch_size = per_device_train_batch_size
+        self.random_state = random_state
+        self.class_weight = class_weight
 
     def _begin(self) -> None:
         if self.adapter and self.classifier_pooling:  # its folder has no config of the model
@@ -104,15 +123,19 @@ class Classifier(ClassifierMixin, Job):
             raise ValueError(f"{found}, but an adapter keeps that of its base; omit it")
         super()._begin()
         self._crossed: list[str] | None = None  # labels of a cross-validation, if it gives the metrics
+        self._label_type: str | None = None  # of the labels: int, float or bool; None for texts
+        self._weights: np.ndarray | None = None  # of the training rows
         self._is_adapter = Path(self._source, "adapter_config.json").is_file()
 
     def _read_labels(self) -> None:
         if self._is_adapter:
             self.problem_type, self._names = labels_of_adapter(self._source)
+            self._label_type = read_json(Path(self._source, BASE_FILE)).get("label_type")
             return
         super()._read_labels()
-        kind = AutoConfig.from_pretrained(self._source).problem_type
-        self.problem_type = kind or (REGRESSION if len(self._classes) == 1 else SINGLE)
+        config = AutoConfig.from_pretrained(self._source)
+        self._label_type = getattr(config, "label_type", None)
+        self.problem_type = config.problem_type or (REGRESSION if len(self._classes) == 1 else SINGLE)
 
     def _load_trained(self) -> PreTrainedModel:
         if not self._is_adapter:
@@ -125,6 +148,7 @@ class Classifier(ClassifierMixin, Job):
         if self._pooling:
             options["classifier_pooling"] = self._pooling
         model = super()._load_new(**options)
+        set_label_type(model.config, self._label_type)
         if self.adapter:
             from peft import get_peft_model
 
@@ -142,11 +166,13 @@ class Classifier(ClassifierMixin, Job):
         return EPOCHS_OF_FEW if self._is_head_first else EPOCHS
 
     def _identity(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"problem_type": self.problem_type, "classifier_pooling": self.classifier_pooling}
-        found["head_first"] = self._is_head_first
+        found = {"problem_type": self.problem_type, "classifier_pooling": self.classifier_pooling}
+        if self._weights is not None:
+            found["weights"] = content_hash(self._weights.tolist())
         # sets become lists; their order differs between processes
         adapter = json.loads(json.dumps(self.adapter.to_dict(), default=sorted)) if self.adapter else {}
-        return found | {"adapter": {name: value for name, value in adapter.items() if value}}
+        adapter = {name: value for name, value in adapter.items() if value}
+        return found | {"head_first": self._is_head_first, "adapter": adapter}
 
     def _row(self, text: Any, *label) -> tuple:
         text = as_list(text)
@@ -166,6 +192,7 @@ class Classifier(ClassifierMixin, Job):
         classes: Sequence[str] | None = None,
         problem_type: str = "auto",
         is_held_out: bool = False,
+        sample_weight: Sequence[float] | None = None,
         **options,
     ) -> Classifier:
         """Train on texts and labels.
@@ -180,6 +207,7 @@ class Classifier(ClassifierMixin, Job):
             is_held_out: Whether the validation rows are training rows that a reader held out. If the training begins with the
                 last layer, and a row has one class, they are trained on too. A cross-validation of the last layer on the vectors
                 of the frozen encoder then gives the metrics.
+            sample_weight: Weight of each training row in the loss, if a row has one class; 0 leaves a row out.
             options: Training arguments by name, instead of `training`. Without `output_dir`, no file stays.
 
         Raises:
@@ -192,25 +220,29 @@ class Classifier(ClassifierMixin, Job):
         config = AutoConfig.from_pretrained(self._source)
         if self.classifier_pooling and not hasattr(config, "classifier_pooling"):
             raise ValueError(f"{self._source} has no classifier_pooling in its config; omit classifier_pooling")
+        options = self._with_parameters(options)
         self.problem_type = problem_type
-        given, (texts, labels) = labels, self._columns(texts, labels)
+        given = self._listed(texts, labels)
+        texts, labels = self._columns(*given)
         self._names = given_names(classes)
-        self.problem_type = kind = kind_of(labels) if problem_type == "auto" else problem_type
-        labels = [of_kind(label, kind) for label in labels] if problem_type == "auto" else labels
-        self._given = {} if kind == REGRESSION else values_of(given, classes)
+        if problem_type == "auto":
+            self.problem_type = kind_of(labels)
+            labels = [of_kind(label, self.problem_type) for label in labels]
+        kind = self.problem_type
         if kind == REGRESSION:
             self._names = self._names or ["label"]
-        elif problem_type == "auto" or not self._names:  # a reader that knows both has said what is odd
-            self._names = text_classes(texts, labels, self._names)
-        if kind != MULTI and len(set(labels)) < 2:
-            hint = "give others, or validation rows (validation_file), so that none of them is held out"
-            raise ValueError(f"all training rows have the label {labels[0]!r}, so nothing can be learned; {hint}")
-        if kind == REGRESSION:
-            with np.errstate(over="ignore", invalid="ignore"):
-                is_learnable = np.std(labels) > np.spacing(np.float32(np.abs(labels).max()))
-            if not is_learnable:  # also if one is too large for float32
-                ends = f"the labels, from {min(labels)!r} to {max(labels)!r}, cannot be told apart in float32"
-                raise ValueError(f"{ends}, in which a model predicts; subtract a constant, or choose another unit")
+            self._best_metric = "pearson"
+        else:
+            values = [value for label in given[1] for value in labels_of(as_list(label))]
+            for value in np.array(values).tolist()[:1]:  # all have one type now
+                if not isinstance(value, str):
+                    self._label_type = type(value).__name__
+            if problem_type == "auto" or not self._names:  # a reader that knows both has said what is odd
+                self._names = text_classes(texts, labels, self._names)
+        if sample_weight is not None or self.class_weight is not None:
+            texts, labels = self._weigh([texts, labels], given[1], sample_weight)
+        if kind != MULTI:
+            check_learnable(labels)
         is_new = not self._is_trained(config) or config.num_labels != len(self._names)
         is_few = len(texts) < min(FEW_TEXTS, FEW_OF_CLASS * len(self._names)) and kind != REGRESSION
         self._is_head_first = is_new and is_few if self.head_first is None else self.head_first
@@ -220,38 +252,88 @@ class Classifier(ClassifierMixin, Job):
         # larger models, and adapters, were not compared
         self._is_small = not self.adapter and config.hidden_size <= 384
         self._is_short = self._is_small and self._is_head_first and kind == SINGLE
-        self._best_metric, self._crossed = "pearson" if kind == REGRESSION else "f1", None
         can_cross = self._is_head_first and kind == SINGLE and sum(n > 1 for n in Counter(labels).values()) > 1
-        if validation and is_held_out and can_cross:
+        if validation and is_held_out and can_cross and self._weights is None:
             held_out = self._columns(*validation)
             self.encode(held_out[1])  # which refuses an unknown class
             texts, labels = (a + b for a, b in zip((texts, labels), held_out))
-            self._crossed, self._num_repeated, validation = labels, len(texts) - len({*map(str, texts)}), None
+            validation = None
+            self._crossed = labels
+            self._num_repeated = len(texts) - len({*map(str, texts)})
             fact = f"{len(texts)} rows are few: all of them are trained on, and the metrics are those of a"
             say(f"{fact} {CROSS_VALIDATION} alone, before the other layers are trained")
         self._fit((texts, labels), validation, training, options)
         return self
 
+    def _with_parameters(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Training arguments with those among the parameters; an error if one is given twice."""
+        every = self.get_params(deep=False) | {"seed": self.random_state}
+        known = FineTuningArguments.__dataclass_fields__
+        given = {name: np.array(value).item() for name, value in every.items() if name in known and value is not None}
+        for name in options.keys() & every.keys():
+            if name in given or name not in known:
+                found = f"{name}={options[name]!r:.80} of fit, and {name}={every[name]!r:.80} of the {self.noun}"
+                raise ValueError(f"{found} are two values; give one, to the latter")
+        return options | given
+
+    def _weigh(self, columns: list[list], labels: list, sample_weight: Sequence[float] | None) -> list[list]:
+        """Columns without the rows of weight 0; the weights of the others, times those of their classes, are kept."""
+        if self.problem_type != SINGLE:
+            raise ValueError(f"weights are for rows of one class, not for {self.problem_type}; repeat rows instead")
+        weights = np.ones(len(labels)) if sample_weight is None else np.array([*sample_weight], float)
+        if weights.shape != (len(labels),) or min(weights) < 0 or not 0 < weights.sum() < np.inf:
+            rule = f"give each of the {len(labels)} rows a number of at least 0, and not only 0"
+            raise ValueError(f"sample_weight={weights.tolist()!r:.80}; {rule}")
+        kept = np.flatnonzero(weights)
+        self._weights = weights[kept] * compute_sample_weight(self.class_weight, np.array(labels)[kept])
+        return [[column[i] for i in kept] for column in columns]
+
+    @property
+    def _values(self) -> np.ndarray:
+        """The classes in the order of the logits, in the type of the labels; texts if somebody has renamed one."""
+        names = self._classes
+        if self._label_type:
+            with suppress(ValueError):
+                return np.array([json.loads(name.lower()) for name in names], self._label_type)
+        return np.array(names)
+
+    @property
+    def classes_(self) -> np.ndarray:
+        """The classes in numpy's order, in the type of the labels of `fit`.
+
+        Raises:
+            NotFittedError: The model is not trained for this job; it is a ValueError and an AttributeError.
+        """
+        return np.sort(self._values)
+
     def predict(self, texts: Sequence[str | tuple[str, str]]) -> list:
         """Return for each text its class, the list of its classes, or its number; the classes are those of `classes_`."""
         found = super().predict(texts)
+        values = dict(zip(self._classes, self._values.tolist()))
         if self.problem_type == MULTI:
-            return [[self._given.get(name, name) for name in of_row] for of_row in found]
-        return [self._given.get(one, one) for one in found]
+            return [sorted(values[name] for name in of_row) for of_row in found]
+        return [values.get(one, one) for one in found]
 
     @available_if(lambda job: not job.__sklearn_is_fitted__() or job.problem_type != REGRESSION)
     def predict_proba(self, texts: Sequence[str | tuple[str, str]]) -> np.ndarray:
-        """Return the (N, C) probabilities of the classes for N texts; a regression has none."""
-        return self._scores(self.outputs(texts))
+        """Return the (N, C) probabilities of `classes_` for N texts; a regression has none."""
+        return self._scores(self.outputs(texts))[:, np.argsort(self._values)]
 
-    def score(self, texts: Sequence[str | tuple[str, str]], labels: Sequence[Any]) -> float:
+    def score(
+        self,
+        texts: Sequence[str | tuple[str, str]],
+        labels: Sequence[Any],
+        sample_weight: Sequence[float] | None = None,
+    ) -> float:
         """Return the accuracy; the share of rows whose classes are all right, if a row has several; R2 of numbers."""
         _ = self._classes  # which say how labels are read
-        _, labels = self._columns(texts, labels)
-        found = self._decide(self.outputs(texts))
+        lists = self._listed(texts, labels)
+        _, labels = self._columns(*lists)
+        found = self._decide(self.outputs(lists[0]))
         if self.problem_type == MULTI:
             labels, found = ([str(sorted(classes)) for classes in rows] for rows in (labels, found))
-        return float((r2_score if self.problem_type == REGRESSION else accuracy_score)(labels, found))
+        metric = r2_score if self.problem_type == REGRESSION else accuracy_score
+        return float(metric(labels, found, sample_weight=sample_weight))
 
     def encode(self, labels: Sequence[Any]) -> list:
         """Return labels as the model learns them: numbers of classes, zeros and ones for each class, or numbers."""
@@ -293,10 +375,17 @@ class Classifier(ClassifierMixin, Job):
         return scores | ({"mse": scores["mse"] * self._deviation**2} if self.problem_type == REGRESSION else {})
 
     def _before_training(self, trainer: Trainer) -> None:
-        """Fit the last layer alone, if this is wanted."""
-        if not self._is_head_first:
-            return
-        rows, model = trainer.train_dataset, trainer.model
+        """Fit the last layer alone, if this is wanted, and put weights into the rows."""
+        rows = trainer.train_dataset
+        if self._is_head_first:
+            self._fit_head(trainer, rows)
+        if self._weights is not None:  # behind the label: Trainer drops columns that the model does not read
+            labels = np.column_stack([rows["label"], self._weights / self._weights.mean()])
+            trainer.train_dataset = rows.remove_columns("label").add_column("label", labels.tolist())
+            trainer.compute_loss_func = weighted_loss
+
+    def _fit_head(self, trainer: Trainer, rows: Dataset) -> None:
+        model = trainer.model
         labels = np.array(rows["label"])
         inputs = rows.select_columns([name for name in self.tokenizer.model_input_names if name in rows.column_names])
         vectors = inputs_of_last_layer(model, inputs, trainer.data_collator, trainer.args.eval_batch_size)
@@ -306,7 +395,7 @@ class Classifier(ClassifierMixin, Job):
             self._crossed_logits = cross_validated(vectors, labels, layer.out_features, strength)
         if strength and self._is_short:
             strength = min(strength, WEAK)
-        weight, bias = fit_linear(vectors, labels, layer.out_features, kind, strength)
+        weight, bias = fit_linear(vectors, labels, layer.out_features, kind, strength, self._weights)
         with no_grad():
             layer.weight.copy_(weight)
             layer.bias.copy_(bias)
@@ -365,9 +454,11 @@ class Classifier(ClassifierMixin, Job):
             return
         labels, predicted = self.encode(labels), decisions(self.problem_type, outputs)
         numbers = range(len(self._classes))
-        options = {"labels": numbers, "target_names": self._classes, "zero_division": 0, "digits": 3}
+        table = classification_report(
+            labels, predicted, labels=numbers, target_names=self._classes, zero_division=0, digits=3
+        )
         with writing(report) as stream:
-            stream.write(classification_report(labels, predicted, **options).encode())
+            stream.write(table.encode())
         of_classes = f1_score(labels, predicted, labels=numbers, average=None, zero_division=0)
         say_worst(dict(zip(self._classes, of_classes)))
         if self.problem_type == SINGLE and len(numbers) <= MOST_CLASSES:
@@ -408,12 +499,33 @@ class Classifier(ClassifierMixin, Job):
         self._opened().model = self.model_.merge_and_unload()
 
 
-def values_of(labels: Iterable[Any], classes: Iterable[Any] | None) -> dict[str, Any]:
-    """Return labels and classes by their names, if all are whole numbers, all fractions, or all booleans; otherwise nothing."""
-    every = [*labels, *(() if classes is None else classes)]
-    values = [one for label in every for one in labels_of(as_list(label))]
-    values = [one.item() if isinstance(one, np.generic) else one for one in values]
-    return {label_text(one): one for one in values} if {*map(type, values)} in ({int}, {float}, {bool}) else {}
+def weighted_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+    """Return the mean over rows of weight times cross-entropy, for Trainer.
+
+    Args:
+        outputs: (B, C) logits of a model.
+        labels: (B, 2) class ids and weights; or (B,) class ids of an evaluation.
+        num_items_in_batch: Number of values in the labels of a step; None takes this batch.
+    """
+    ids, *weights = labels.reshape(len(labels), -1).T
+    losses = cross_entropy(outputs.logits.float(), ids.long(), reduction="none")
+    for of_rows in weights:
+        losses *= of_rows
+    return losses.sum() * (1 + len(weights)) / (num_items_in_batch or labels.numel())
+
+
+def check_learnable(labels: list) -> None:
+    """Raise ValueError if all labels are equal, or are numbers that are equal in float32."""
+    if len(set(labels)) < 2:
+        hint = "give others, or validation rows (validation_file), so that none of them is held out"
+        raise ValueError(f"all training rows have the label {labels[0]!r}, so nothing can be learned; {hint}")
+    if isinstance(labels[0], str):
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        is_learnable = np.std(labels) > np.spacing(np.float32(np.abs(labels).max()))
+    if not is_learnable:  # also if one is too large for float32
+        ends = f"the labels, from {min(labels)!r} to {max(labels)!r}, cannot be told apart in float32"
+        raise ValueError(f"{ends}, in which a model predicts; subtract a constant, or choose another unit")
 
 
 def draw_matrix(matrix: np.ndarray, names: list[str], file: Path) -> None:
@@ -470,4 +582,4 @@ def pearson(labels: np.ndarray, predicted: np.ndarray) -> float:
 
 def spearman(labels: np.ndarray, predicted: np.ndarray) -> float:
     """Return Spearman's rank correlation, and 0 if all predictions are equal."""
-    return float(spearmanr(predicted, labels).statistic) if np.ptp(predicted) and np.ptp(labels) else 0.0
+    return pearson(rankdata(labels), rankdata(predicted))

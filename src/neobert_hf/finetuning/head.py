@@ -78,7 +78,12 @@ def choose_strength(vectors: np.ndarray, labels: np.ndarray, problem_type: str) 
 
 @one_thread
 def fit_linear(
-    vectors: np.ndarray, labels: np.ndarray, num_outputs: int, problem_type: str, strength: float | None = None
+    vectors: np.ndarray,
+    labels: np.ndarray,
+    num_outputs: int,
+    problem_type: str,
+    strength: float | None = None,
+    weights: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weight (C, D) and bias (C,) of a linear layer: logistic regression, or ridge regression for numbers.
 
@@ -90,8 +95,9 @@ def fit_linear(
         num_outputs: Number of logits.
         problem_type: As in the config of a model.
         strength: C of the logistic regression; None takes that of `choose_strength`.
+        weights: (N,) positive weights of rows of one class; 2 is a row that is there twice.
     """
-    scaler = StandardScaler().fit(vectors)
+    scaler = StandardScaler().fit(vectors, sample_weight=weights)
     features, num_rows = scaler.transform(vectors), len(vectors)
     # a class that no row has, or every row, is a constant: the log-odds of half a row
     weight, bias = np.zeros((num_outputs, vectors.shape[1])), np.full(num_outputs, -np.log(2 * num_rows))
@@ -108,7 +114,7 @@ def fit_linear(
                 elif column.any():
                     bias[i] = -bias[i]
         else:
-            fitted = _regression(strength).fit(features, labels)
+            fitted = _regression(strength).fit(features, labels, sample_weight=weights)
             of_rows = fitted.classes_[-len(fitted.coef_) :]  # of two classes, there is the difference of the logits
             bias[fitted.classes_] = 0
             weight[of_rows], bias[of_rows] = fitted.coef_, fitted.intercept_

@@ -89,11 +89,10 @@ def training_arguments(
 
 
 def similar_argument(name: str, names: Sequence[str]) -> str | None:
-    """Return the name of an argument that is written alike, or else has most of the words, one of the training before others."""
+    """Return the name of an argument that is written alike, or else contains it, one of the training before others."""
     close = get_close_matches("learning_rate" if name == "lr" else name, names, 1, 0.8)
-    shared = {other: sum(word in other for word in name.split("_")) for other in names}
-    best = max(names, key=lambda other: (shared[other], "train" in other))
-    return close[0] if close else best if shared[best] else None
+    longer = sorted((other for other in names if name in other), key=lambda other: "train" not in other)
+    return next(iter(close + longer), None)
 
 
 def all_or_nothing(fit: Callable) -> Callable:
@@ -185,7 +184,6 @@ class Job(BaseEstimator, ABC):
         self._trainer: Trainer | None = None
         self._network: PreTrainedModel | None = None  # of a pickle
         self._names: list[str] = []  # of the classes
-        self._given: dict[str, Any] = {}  # classes by their names, if the user gives numbers
         self._saved: tuple[Path, LabelledRows | None, str | None] | None = None
         self._facts: dict[str, Any] = {}  # of the training, for its record
         self._scores_of: dict[str, dict[str, dict[str, float]]] = {}  # by split: `metrics`, and `trivial` ones
@@ -206,18 +204,18 @@ class Job(BaseEstimator, ABC):
     def _classes(self) -> list[str]:
         """Names of the classes, as in the config of the model; an error if it is not trained."""
         self._start()
-        if not self._names and self._run is None:
+        if not (self._names or self._run or self._network):  # answers have no names
             self._read_labels()
         return self._names
 
     @property
     def classes_(self) -> np.ndarray:
-        """Names of the classes, or the numbers that all labels of `fit` were.
+        """Names of the classes.
 
         Raises:
             NotFittedError: The model is not trained for this job; it is a ValueError and an AttributeError.
         """
-        return np.array([self._given.get(name, name) for name in self._classes])
+        return np.array(self._classes)
 
     @property
     def model_(self) -> PreTrainedModel:
@@ -241,8 +239,14 @@ class Job(BaseEstimator, ABC):
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state without what belongs to this process: the trainer, with its optimizer, folders, and the texts."""
-        state = super().__getstate__() | {"_saved": None, "_learned": ()}
+        """The state without what belongs to this process: the trainer, with its optimizer, folders, and the texts.
+
+        It has the weights of a trained model, also if nothing has read them yet.
+        """
+        state = dict(super().__getstate__())
+        if self.__sklearn_is_fitted__():
+            _ = self.model_  # which opens the folder
+            state |= vars(self) | {"_saved": None, "_learned": ()}
         if trainer := state.get("_trainer"):
             network = copy.copy(trainer.model)
             for name in ("forward", "_original_forward", "_is_accelerate_prepared"):  # which accelerate adds
@@ -296,18 +300,19 @@ class Job(BaseEstimator, ABC):
     def _row(self, *values) -> tuple:
         """A row of inputs, perhaps with a label, as `_rows` takes it; ValueError says what is wrong with it."""
 
-    def _columns(self, *columns, is_labelled: bool = True) -> list[list]:
-        """Columns as lists of checked values, from lists, arrays or Series; the index of a Series does not count.
+    def _listed(self, *columns, is_labelled: bool = True) -> list[list]:
+        """Columns as lists, from lists, arrays, Series or iterators; the index of a Series does not count.
+
+        An iterator can be read once: what reads columns twice reads these.
 
         Raises:
-            ValueError: A column is missing or no list of rows, columns have different lengths, a row has a fault, or no row has a
-                label.
+            ValueError: A column is missing, has no order or no rows, or columns have different lengths.
         """
         names = self.column_names if is_labelled else self.column_names[:-1]
         if len(columns) != len(names):
             raise ValueError(f"{len(columns)} columns; give {' and '.join(names)}")
         for name, column in zip(names, columns):
-            if column is None or isinstance(column, str | Mapping) or hasattr(column, "columns"):
+            if column is None or isinstance(column, str | Mapping | set | frozenset) or hasattr(column, "columns"):
                 raise ValueError(f"{name} are a {type(column).__name__}; give a list with an item for each row")
         lists = list(map(list, columns))
         counts = [f"{len(column)} {name}" for name, column in zip(names, lists)]
@@ -315,6 +320,11 @@ class Job(BaseEstimator, ABC):
             raise ValueError(f"{' and '.join(counts)}; every row needs one of each")
         if not lists[0] and is_labelled:
             raise ValueError(f"{counts[0]}; give at least one row")
+        return lists
+
+    def _columns(self, *columns, is_labelled: bool = True) -> list[list]:
+        """Columns of `_listed` with checked values; ValueError also says which row has a fault."""
+        lists = self._listed(*columns, is_labelled=is_labelled)
         rows = []
         for number, values in enumerate(zip(*lists)):
             try:
@@ -464,8 +474,9 @@ class Job(BaseEstimator, ABC):
     def evaluate(self, *columns) -> dict[str, float]:
         """Return the metrics on rows, the columns of `fit`."""
         _ = self._classes  # which say how labels are read
-        *_, labels = self._columns(*columns)
-        return self.metrics(self.outputs(*columns[:-1]), labels)
+        lists = self._listed(*columns)
+        *_, labels = self._columns(*lists)
+        return self.metrics(self.outputs(*lists[:-1]), labels)
 
     def score(self, *columns) -> float:
         """Return the F1 of `evaluate` on rows, the columns of `fit`."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from ..files.texts import as_list
 from ..files.trust import check_source, read_json
@@ -63,7 +63,9 @@ def save_adapter(model: PeftModel, folder: str | Path) -> None:
     for name in ("config.json", "model.safetensors", "model.safetensors.index.json", "modules.json"):
         check_target(Path(folder, name), writer="adapter")
     base = model.get_base_model()
-    labels = {"id2label": base.config.id2label, "problem_type": base.config.problem_type}
+    config = base.config
+    labels = {"id2label": config.id2label, "problem_type": config.problem_type}
+    labels["label_type"] = getattr(config, "label_type", None)
     # PEFT writes a card that names folders of this machine
     with saving(Path(folder)), keeping(Path(folder, "README.md")):
         model.save_pretrained(folder)
@@ -93,6 +95,7 @@ def open_adapter(model_class: type[Any], folder: str | Path, base: str | None = 
     problem_type, names = labels_of_adapter(folder)
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     model = model_class.from_pretrained(base, problem_type=problem_type, **labels, **options)
+    set_label_type(model.config, record.get("label_type"))
     pairs = [(numbers, record[name]) for name, numbers in _sample(model).items()]
     if not all(None in pair or np.allclose(*pair, rtol=0.01, atol=1e-4) for pair in pairs):  # the rounding of bfloat16
         fault = f"the adapter {folder} was trained on {trained_on}, and {base} is another model"
@@ -107,8 +110,15 @@ def labels_of_adapter(folder: str | Path) -> tuple[str, list[str]]:
         OSError: The folder holds no such adapter.
     """
     record = _read_record(folder)
-    names = [name for _, name in sorted(record["id2label"].items(), key=lambda pair: int(pair[0]))]
+    names = [record["id2label"][str(i)] for i in range(len(record["id2label"]))]
     return record["problem_type"] or ("regression" if len(names) == 1 else "single_label_classification"), names
+
+
+def set_label_type(config: PretrainedConfig, label_type: str | None) -> None:
+    """Let a config say that the names of the classes are "int", "float" or "bool"; None for texts."""
+    vars(config).pop("label_type", None)  # of an earlier training
+    if label_type:
+        config.label_type = label_type
 
 
 def _read_record(folder: str | Path) -> dict:
