@@ -42,6 +42,7 @@ Kind = Literal["auto", "single_label_classification", "multi_label_classificatio
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")  # 007 is a name
 # Numbers as people write them: 3.8 €, EUR 1 000,50, 4/5, 10 %, 5 stars
 AMOUNT = re.compile(r"([^\w\s]{1,2}|[A-Z]{3})?\s*(0|[1-9]\d*)([.,'\s]\d+)*\s*(/\s*\d+|\D{0,10})")
+THOUSANDS = re.compile(r"-?[1-9]\d{0,2}(\.\d{3})+")
 AS_NUMBERS = "to predict numbers, write them as 3.5, without a unit, and choose problem_type=regression"
 COLUMNS = ", or give columns of 0 and 1 by label_columns"
 TRUTHS = {"true": "1", "false": "0"}
