@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from socket import AF_INET, AF_INET6, create_server, getaddrinfo
+from socket import create_server, getaddrinfo
 from threading import Lock
 from typing import Annotated, Any, Literal
 
@@ -61,28 +61,32 @@ class TextsRequest(BaseModel, extra="forbid"):
 
 
 class EmbeddingsRequest(TextsRequest):
-    """As OpenAI's; `model` may be any name."""
+    """As OpenAI's; `model` may be any name, and `dimensions` is the width of the model."""
 
     input: Annotated[Texts, BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
     model: str
     encoding_format: Literal["float", "base64"] | None = "float"
-    dimensions: int | None = Field(None, description="The width of the model; no other one.")
+    dimensions: int | None = None
     user: str | None = None
 
 
-class PredictRequest(TextsRequest):
-    """As TEI's: a text, a pair of texts, or a batch of both."""
+class ScoresRequest(TextsRequest):
+    """What the requests of TEI have in common."""
 
-    inputs: Text | Input | Annotated[list[Input], Field(min_length=1)]
     raw_scores: bool | None = Field(False, description="Give logits.")
 
 
-class RerankRequest(TextsRequest):
+class PredictRequest(ScoresRequest):
+    """As TEI's: a text, a pair of texts, or a batch of both."""
+
+    inputs: Text | Input | Annotated[list[Input], Field(min_length=1)]
+
+
+class RerankRequest(ScoresRequest):
     """As TEI's: a question, and texts to order."""
 
     query: Text
     texts: Texts
-    raw_scores: bool | None = Field(False, description="Give logits.")
     return_text: bool | None = False
 
 
@@ -147,8 +151,9 @@ class Server:
         vectors, num_tokens = self.compute(request.input, request)
         width = vectors.shape[1]
         if request.dimensions not in (None, width):
-            fact = f"dimensions={request.dimensions} is not the width of the model"
-            raise HTTPException(400, f"{fact}, {width}; leave dimensions out")
+            raise HTTPException(
+                400, f"dimensions={request.dimensions} is not {width}, the width of the model; leave it out"
+            )
         is_base64 = request.encoding_format == "base64"
         rows = [base64.b64encode(vector.astype("<f4")).decode() if is_base64 else vector.tolist() for vector in vectors]
         data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
@@ -351,8 +356,8 @@ def serve(folder: str, host: str, port: int, truncation: str, **options) -> None
         raise ValueError(f"the port {port} is not between 0 and 65535")
     server = open_folder(Path(folder), **options)
     server.truncation = truncation
-    families = [family for family, *_ in getaddrinfo(host or None, port)]
-    socket = create_server((host, port), family=AF_INET if AF_INET in families else AF_INET6)
+    family = min(family for family, *_ in getaddrinfo(host or None, port))  # IPv4 if the host has both
+    socket = create_server((host, port), family=family)
     name = f"[{host}]" if ":" in host else host
     path, address = ROUTES[server.what][0], f"http://{name}:{socket.getsockname()[1]}"
     curl = ["curl", address + path, "--header", "Content-Type: application/json", "--data", json.dumps(EXAMPLES[path])]

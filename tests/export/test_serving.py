@@ -271,7 +271,7 @@ FAULTS = [
     ("vectors", {"input": [[101, 2003]], **ANY}, f"input.0: {NO_TEXT}"),
     ("vectors", {"input": None, **ANY}, f"input: {NO_TEXT}"),
     ("vectors", {"input": "a"}, "model: Field required"),
-    ("vectors", {"input": "a", "dimensions": 7, **ANY}, f"dimensions=7 is not the width of the model, {WIDTH}; leave"),
+    ("vectors", {"input": "a", "dimensions": 7, **ANY}, f"dimensions=7 is not {WIDTH}, the width of the model; leave"),
     ("vectors", {"input": "a", "raw_scores": True, **ANY}, f"raw_scores: {EXTRA}"),
     ("vectors", {"input": "a", "encoding_format": "int8", **ANY}, "encoding_format: Input should be 'float' or"),
     ("vectors", b'{"input": "\\ud800", "model": "any"}', "input.0: Input should be a valid string, unable to parse"),

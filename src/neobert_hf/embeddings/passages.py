@@ -212,7 +212,11 @@ def _as_markdown(file: Path, encoding: str | None) -> str:
         fault = "encrypted; save it without a password" if is_encrypted else f"a broken {kind} ({cause}); get it again"
         raise ValueError(f"{file} is {fault}") from error
     if file.suffix.lower() == ".pdf" and _joined(text) > MOST_JOINED:
-        text = min(text, _text_of_pdfium(file), key=_joined)
+        from pypdfium2 import PdfDocument  # markitdown installs it for PDF, and it finds spaces by other rules
+
+        with PdfDocument(file) as pages:
+            texts = [page.get_textpage().get_text_bounded().replace("\r\n", "\n") for page in pages]
+        text = min(text, "\n".join(texts), key=_joined)
     if not any(map(str.isalnum, text)):
         raise ValueError(f"{file} has no text; if it has pictures of pages, recognize their text first")
     return text
@@ -220,13 +224,5 @@ def _as_markdown(file: Path, encoding: str | None) -> str:
 
 def _joined(text: str) -> float:
     """The share of the characters that are in words without spaces between them; 1 for no text."""
-    num_characters = sum(map(len, text.split()))
-    return sum(map(len, JOINED.findall(text))) / num_characters if num_characters else 1
-
-
-def _text_of_pdfium(file: Path) -> str:
-    """The text of a PDF by another reader, which finds spaces by other rules."""
-    import pypdfium2  # markitdown installs it for PDF
-
-    with pypdfium2.PdfDocument(file) as pages:
-        return "\n".join(page.get_textpage().get_text_bounded().replace("\r\n", "\n") for page in pages)
+    words = "".join(text.split())
+    return len("".join(JOINED.findall(text))) / len(words) if words else 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -164,18 +163,13 @@ class DocumentSearch:
         return "\n".join(map(printable, [first, *self.guesses[:SHOWN], *self.problems[:SHOWN]]))
 
 
-class Changed(ValueError):
-    """A file has changed since its content was hashed."""
-
-
 def passages_of(
     file: Path, encoding: str | None, reader: PassageReader, kept: Kept
 ) -> tuple[str | None, list[tuple[int, str]]]:
     """Return the encoding of a file, and its passages: those kept for its content, or else new ones of the same content.
 
     Raises:
-        Changed: The file changes each time that it is read.
-        ValueError: As of `PassageReader.read`.
+        ValueError: The file changes each time that it is read; or as of `PassageReader.read`.
         OSError: The file cannot be read.
     """
     for _ in range(READINGS):
@@ -183,16 +177,11 @@ def passages_of(
         used = encoding or guessed_encoding(file, content)
         rules = f"{file.suffix} {reader.text_column} {used or ''}{NOT_TEXT.pattern}{JOINED.pattern}\n"
         key = hashlib.sha256(rules.encode() + content).hexdigest()
-        with suppress(Changed):
-            return used, kept.passages(key, partial(_unchanged, reader, file, used, content))
-    raise Changed(f"{file} changes while it is read; search again when nothing writes to it")
-
-
-def _unchanged(reader: PassageReader, file: Path, encoding: str | None, content: bytes) -> list[tuple[int, str]]:
-    passages = list(reader.read(file, encoding))
-    if file.read_bytes() != content:
-        raise Changed
-    return passages
+        passages = kept.passages(key, partial(reader.read, file, used))
+        if file.read_bytes() == content:
+            return used, passages
+        del kept.documents[key]  # they may be those of another content
+    raise ValueError(f"{file} changes while it is read; search again when nothing writes to it")
 
 
 def words_of(text: str) -> list[str]:

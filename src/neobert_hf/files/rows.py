@@ -39,7 +39,7 @@ SEPARATORS = ("\t", ";", ",")
 ENCLOSED = r'"[^"]*(?:""[^"]*)*"'
 FIELD = rf'(?:{ENCLOSED}|[^"\t]*)'
 ROW = re.compile(rf"{FIELD}(?:\t{FIELD})*")
-ENCLOSED_ROW = re.compile(rf"{ENCLOSED}(?:\t{ENCLOSED})*")
+ENCLOSED_ROW = re.compile(rf"{ENCLOSED}(?:\t{ENCLOSED})*[\r\n]*$")
 
 # White space and what nobody sees: NUL, characters without a width, marks of direction, byte order marks of joined files.
 EDGES = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "\0\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
@@ -158,8 +158,7 @@ def read_text_column(files: Iterable[str | Path], column: str) -> list[tuple[str
     files = as_list(files)
     texts = [text for file in files for text in read_texts(file, column, "line", is_strict=True)]
     if not any(text.strip() for _, text in texts):
-        others = f" and {len(files) - 1:,} other files" if len(files) > 1 else ""
-        raise ValueError(f"{files[0]}{others}: no text; give a file with at least one text")
+        raise ValueError(f"{', '.join(map(str, files[:SHOWN]))}: no text; give a file with at least one text")
     return texts
 
 
@@ -296,31 +295,31 @@ def _separated_rows(file: Path, names: Sequence[str] | None, encoding: str | Non
         row = _next_row(rows)
         num_lines = rows.line_num - num_before
         taken = f" after {num_lines} lines" if num_lines > 1 else ""
+        closing = "close the quotation mark that opens here, " if taken else ""
         if row is None:
             break
         if row == [] and len(names) == 1:
             row = [""]
+        if not row:
+            continue
         if isinstance(row, csv.Error):
-            closing = "close the quotation mark that opens here, and " if taken else ""
             fault = f"this is not CSV ({row}{taken}); {closing}double each quotation mark inside a quoted field"
             if not names:
                 raise ValueError(f"{place}: {fault}") from row
             yield place, Fault(place, fault, num_lines)
-        elif row and not names:
+        elif not names:
             header = list(map(trimmed, row))
             names = _filled(file, header)
-        elif row and _is_repeated(row, header):
+        elif _is_repeated(row, header):
             odd["rows that repeat the names of the columns are left out: {}"].append(f"line {start + num_before}")
-        elif row and len(row) == len(names):
+        elif len(row) == len(names):
             if num_lines > SWALLOWED and any(_is_swallowing(field, separator, len(row)) for field in row):
                 odd[SWALLOWING].append(f"line {start + num_before} ({num_lines} lines)")
             yield place, dict(zip(names, row))
-        elif row:
+        else:
             named = f"the first line names {len(names)}" if has_header else f"{len(names)} names are given"
-            closing = ", close the quotation mark that opens here" if taken else ""
-            hint = f"{remedy} each {separator!r} inside a text{closing}, and correct a truncated line"
-            columns = f"{len(row)} columns{taken}, but {named} ({', '.join(names[:10])})"
-            yield place, Fault(place, f"{columns}; {hint}", num_lines)
+            fault = f"{len(row)} columns{taken}, but {named} ({', '.join(names[:10])}); {closing}{remedy} each {separator!r}"
+            yield place, Fault(place, f"{fault} inside a text, and correct a truncated line", num_lines)
     _report(file, odd)
 
 
@@ -333,7 +332,7 @@ def _report(file: Path, odd: dict[str, list[str]]) -> None:
 def _texts(lines: Iterable[tuple[int, str]], remark: str, odd: dict[str, list[str]]) -> Iterator[str]:
     """Lines without NUL characters; `odd` gets their places, and the first place of a remark about quotation marks of TSV."""
     for number, line in lines:
-        if remark and '"' in line and '\t"' in f"\t{line}":
+        if remark and '\t"' in f"\t{line}":
             odd.setdefault(remark, [f"line {number}"])
         if "\0" in line:  # `csv` of Python 3.10 refuses it
             odd["NUL characters are left out: {}"].append(f"line {number}")
@@ -354,11 +353,10 @@ def _is_enclosing(file: Path, first: str, encoding: str | None) -> bool:
         if not ROW.fullmatch(row):
             return False
         # pandas encloses a field with a mark, a tab or a line end; Excel also one with a comma, and each of these.
-        bare, others = re.sub(ENCLOSED, "", row), re.findall(r'(?<!")"[^"\t\n]+"(?!")', row)
+        others = re.findall(r'(?<!")"[^"\t\n]+"(?!")', row)
         is_of_pandas &= not others
-        is_of_excel &= "," not in bare and all("," in field for field in others)
-    is_of_r = ENCLOSED_ROW.fullmatch(first.strip("\r\n")) is not None
-    return not is_open and (is_of_pandas or is_of_excel or is_of_r)
+        is_of_excel &= "," not in re.sub(ENCLOSED, "", row) and all("," in field for field in others)
+    return not is_open and bool(is_of_pandas or is_of_excel or ENCLOSED_ROW.match(first))  # R encloses all names
 
 
 def _is_repeated(row: list[str], names: Sequence[str]) -> bool:
@@ -390,12 +388,11 @@ def _next_row(rows: Iterator[list[str]]) -> list[str] | csv.Error | None:
 
 
 def _separator(first: str, names: Sequence[str] | None) -> str:
-    """The separator of CSV: the first line has the most columns by it, or as many as there are names."""
+    """The separator of CSV: the first line has as many columns by it as there are names, or the most."""
     rows = {each: _next_row(csv.reader([first], delimiter=each)) for each in SEPARATORS}
     counts = {each: len(row) for each, row in rows.items() if isinstance(row, list) and len(row) > 1}
-    if names is None:
-        return max(counts, key=lambda each: counts[each], default=",")
-    return min(counts, key=lambda each: abs(counts[each] - len(names)), default=",")
+    wanted = len(names) if names else LONGEST_FIELD
+    return min(counts, key=lambda each: abs(counts[each] - wanted), default=",")
 
 
 def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Rows:

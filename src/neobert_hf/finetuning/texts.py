@@ -164,8 +164,8 @@ def _warn_of_thousands(labels: Sequence[Any]) -> None:
     texts = dict.fromkeys(trimmed(label) for label in labels if isinstance(label, str))
     with_point = [text for text in texts if "." in text]
     if all(map(THOUSANDS.fullmatch, with_point)) and any(re.fullmatch(r"-?\d+", text) for text in texts):
-        remedy = "if these are thousands, write 1250"
-        warn("numbers with three digits after the point, where other numbers have no point", with_point, remedy)
+        what = "numbers with three digits after the point, where other numbers have no point"
+        warn(what, with_point, "if these are thousands, write 1250")
 
 
 def as_number(text: str) -> float | None:
