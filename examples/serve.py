@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from socket import create_server
+from socket import create_server, getaddrinfo
 from threading import Lock
 from typing import Annotated, Any, Literal
 
@@ -48,7 +48,7 @@ ROUTES = {  # of what a folder holds
 }
 EMBEDDER, CLASSIFIER, TAGGER, RERANKER, ANSWERER = ROUTES
 
-# 1. Requests. `Input` is a text, or a pair of texts.
+# 1. Requests. `Input` is a text, or a pair of texts. Clients send null for what they leave out.
 Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[list[Text], Field(min_length=1)]
 Input = Annotated[list[Text], Field(min_length=1, max_length=2)]
@@ -58,32 +58,37 @@ class TextsRequest(BaseModel, extra="forbid"):
     """What the requests of OpenAI and of text-embeddings-inference (TEI) have in common here."""
 
     truncate: bool | None = Field(None, description="Truncate a text that is longer than the model reads.")
-    truncation_direction: Literal["right", "Right"] = "right"
+    truncation_direction: Literal["right", "Right"] | None = "right"
 
 
 class EmbeddingsRequest(TextsRequest):
-    """As OpenAI's; `model` may be any name."""
+    """As OpenAI's; `model` may be any name, and `dimensions` is the width of the model."""
 
     input: Annotated[Texts, BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
     model: str
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: int | None = None
     user: str | None = None
 
 
-class PredictRequest(TextsRequest):
+class ScoresRequest(TextsRequest):
+    """What the requests of TEI have in common."""
+
+    raw_scores: bool | None = Field(False, description="Give logits.")
+
+
+class PredictRequest(ScoresRequest):
     """As TEI's: a text, a pair of texts, or a batch of both."""
 
     inputs: Text | Input | Annotated[list[Input], Field(min_length=1)]
-    raw_scores: bool = Field(False, description="Give logits.")
 
 
-class RerankRequest(TextsRequest):
+class RerankRequest(ScoresRequest):
     """As TEI's: a question, and texts to order."""
 
     query: Text
     texts: Texts
-    raw_scores: bool = Field(False, description="Give logits.")
-    return_text: bool = False
+    return_text: bool | None = False
 
 
 class AnswerRequest(BaseModel, extra="forbid"):
@@ -145,6 +150,11 @@ class Server:
     def embeddings(self, request: EmbeddingsRequest) -> dict:
         """Vectors of length 1."""
         vectors, num_tokens = self.compute(request.input, request)
+        width = vectors.shape[1]
+        if request.dimensions not in (None, width):
+            raise HTTPException(
+                400, f"dimensions={request.dimensions} is not {width}, the width of the model; leave it out"
+            )
         is_base64 = request.encoding_format == "base64"
         rows = [base64.b64encode(vector.astype("<f4")).decode() if is_base64 else vector.tolist() for vector in vectors]
         data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
@@ -180,13 +190,14 @@ class Server:
 
 def make_app(server: Server) -> FastAPI:
     """Return the application, with the routes of what the folder holds."""
-    app = FastAPI(title=f"neobert serve {server.folder.name}", description=f"The folder holds {server.what}.")
+    name = server.folder.resolve().name  # of "." too
+    app = FastAPI(title=f"neobert serve {name}", description=f"The folder holds {server.what}.")
     functions = dict(zip(EXAMPLES, (server.embeddings, server.predict, server.rerank, server.answer)))
     for path in ROUTES[server.what]:
         example = {"requestBody": {"content": {"application/json": {"example": EXAMPLES[path]}}}}
         app.post(path, openapi_extra=example)(functions[path])
     if server.what == EMBEDDER:
-        models = [{"id": server.folder.name, "object": "model", "created": 0, "owned_by": "neobert_hf"}]
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "neobert_hf"}]
         app.get("/v1/models", name="models")(lambda: {"object": "list", "data": models})
     app.get("/health", name="health")(lambda: None)
     app.get("/", include_in_schema=False)(lambda: RedirectResponse("/docs"))
@@ -354,8 +365,10 @@ def serve(folder: str, host: str, port: int, truncation: str, **options) -> None
         raise ValueError(f"the port {port} is not between 0 and 65535")
     server = open_folder(Path(folder), **options)
     server.truncation = truncation
-    socket = create_server((host, port))
-    path, address = ROUTES[server.what][0], f"http://{host}:{socket.getsockname()[1]}"
+    family = min(family for family, *_ in getaddrinfo(host or None, port))  # IPv4 if the host has both
+    socket = create_server((host, port), family=family)
+    name = f"[{host}]" if ":" in host else host
+    path, address = ROUTES[server.what][0], f"http://{name}:{socket.getsockname()[1]}"
     curl = ["curl", address + path, "--header", "Content-Type: application/json", "--data", json.dumps(EXAMPLES[path])]
     print(f"{folder} is {server.what}; {address}/docs lists what it answers. Ask in another shell:")
     print(f"  {shlex.join(curl)}", flush=True)

@@ -224,6 +224,41 @@ def test_a_file_of_a_folder_that_cannot_be_read_is_named_and_the_others_are_sear
     assert "no column 'text'" in problems and "; skipped: not read 2\n" in documents.summary()
 
 
+def test_a_file_that_vanishes_while_the_folder_is_listed_is_counted_as_not_read(notes, model, monkeypatch):
+    (notes / "app.log").write_text("rotated")
+
+    def is_file(file):
+        (notes / "app.log").unlink(missing_ok=True)
+        return Path(file).is_file()
+
+    monkeypatch.setattr(passages.os.path, "isfile", is_file)
+    documents = open_search(notes, model)
+    assert len({passage.file for passage in documents.passages}) == 4
+    assert "skipped: not read 1\n" in documents.summary() and "No such file" in documents.problems[0]
+
+
+@pytest.mark.parametrize("num_changes", [1, 9])
+def test_passages_are_of_the_content_that_was_hashed_or_the_file_is_not_read(notes, model, monkeypatch, num_changes):
+    """An editor saves between the two readings of a file, once or each time."""
+    file, read, changes = notes / "a.txt", passages.PassageReader.read, iter(range(num_changes))
+    file.write_text("the cat sleeps")
+
+    def change(self, path, encoding=None):
+        if path == file and (number := next(changes, None)) is not None:
+            file.write_text(f"the dog {number}")
+        return read(self, path, encoding)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(passages.PassageReader, "read", change)
+        found = open_search(notes, model)
+    assert "the dog 0" in {passage.text for passage in found.passages} or num_changes == 9
+    assert [f"{file} changes while it is read; search again when nothing writes to it"] * (
+        num_changes == 9
+    ) == found.problems
+    file.write_text("the cat sleeps")
+    assert "the cat sleeps" in {passage.text for passage in open_search(notes, model).passages}
+
+
 def test_rows_are_passages_with_their_line(notes, model, tmp_path, monkeypatch):
     """A long row is cut, and all of its passages name the line of the row, also if a file is read in many parts."""
     monkeypatch.setattr(passages, "NUM_TEXTS", 3)
@@ -690,6 +725,30 @@ def test_html_pdf_and_docx_are_converted_once(notes, model, monkeypatch):
         open_search(folder / "scan.pdf", model)
     monkeypatch.setattr(markitdown.MarkItDown, "convert", None)
     assert open_search(folder / "c.docx", model).passages[0].text == texts["c.docx"]
+
+
+def pdf_of_words(words):
+    """A PDF of one line, in which narrow words stand apart without spaces; pdfminer joins them, and pdfium does not."""
+    line = b"BT /F 10 Tf 50 Tz 50 700 Td [%s] TJ ET" % b" -150 ".join(b"(%s)" % word.encode() for word in words)
+    parts = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 900 800] /Contents 4 0 R /Resources << /Font << /F 5 0 R >> >> >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(line), line),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    objects = b"".join(b"%d 0 obj\n%s\nendobj\n" % (number, part) for number, part in enumerate(parts, 1))
+    return b"%PDF-1.4\n" + objects + b"trailer << /Size 6 /Root 1 0 R >>\n%%EOF"
+
+
+def test_a_pdf_whose_words_have_lost_their_spaces_is_read_with_them(tmp_path):
+    markitdown = pytest.importorskip("markitdown", reason="other formats need it (pip install 'markitdown[pdf,docx]')")
+    file = tmp_path / "a.pdf"
+    file.write_bytes(pdf_of_words(WORDS))
+    assert "".join(WORDS) in markitdown.MarkItDown().convert(file).markdown
+    assert passages._as_markdown(file, None).split() == WORDS
+    file.write_bytes(pdf_of_words(["".join(WORDS)]))  # a long word stays
+    assert passages._as_markdown(file, None).split() == ["".join(WORDS)]
 
 
 def test_without_markitdown_or_one_of_its_packages_one_line_says_how_to_install_it(notes, model, monkeypatch):

@@ -2,11 +2,13 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -213,6 +215,22 @@ def test_embeddings_have_the_default_prompt_and_length_1(client_of, folders, is_
     assert answer["usage"]["prompt_tokens"] == len(model.tokenizer("old sea the fox").input_ids) + 64
 
 
+NULLS = [
+    ("/v1/embeddings", "vectors", {"input": "a", "model": "any"}, "encoding_format dimensions user"),
+    ("/predict", "softmax", {"inputs": "a"}, "raw_scores"),
+    ("/rerank", "scores", {"query": "a", "texts": ["b"]}, "raw_scores return_text"),
+]
+
+
+@pytest.mark.parametrize(("path", "name", "request_", "fields"), NULLS)
+def test_null_and_the_own_width_are_as_no_value(client_of, path, name, request_, fields):
+    client, nulls = client_of(name), dict.fromkeys(f"{fields} truncate truncation_direction".split())
+    wanted = answer_to(client, path, **request_)
+    assert answer_to(client, path, **request_, **nulls) == wanted
+    if name == "vectors":
+        assert answer_to(client, path, **request_, dimensions=CONFIG["hidden_size"]) == wanted
+
+
 @saved_and_exported
 @pytest.mark.parametrize("name", ["softmax", "few", "scores", "vectors"])
 def test_a_long_text_is_an_error_unless_it_is_allowed(client_of, folders, tokenizer, name, is_exported, capsys):
@@ -237,7 +255,7 @@ def test_a_long_text_is_an_error_unless_it_is_allowed(client_of, folders, tokeni
 FORM = "inputs: give a text, a pair [text, text], or a batch [[text], [text, text], ...], and no empty text"
 SINGLE = "a tagger reads single texts and gives probabilities; send no pair, no raw_scores"
 NO_TEXT, EXTRA = "give a text or a list of texts; token ids are not", "Extra inputs are not permitted"
-ANY = {"model": "any"}
+ANY, WIDTH = {"model": "any"}, CONFIG["hidden_size"]
 FAULTS = [
     *(("softmax", {"inputs": given}, FORM) for given in ("", [], [[]], ["a", ""], ["a"] * 3, ["a", ["b"]], 1)),
     ("softmax", {}, "inputs: Field required"),
@@ -253,7 +271,7 @@ FAULTS = [
     ("vectors", {"input": [[101, 2003]], **ANY}, f"input.0: {NO_TEXT}"),
     ("vectors", {"input": None, **ANY}, f"input: {NO_TEXT}"),
     ("vectors", {"input": "a"}, "model: Field required"),
-    ("vectors", {"input": "a", "dimensions": 64, **ANY}, f"dimensions: {EXTRA}"),
+    ("vectors", {"input": "a", "dimensions": 7, **ANY}, f"dimensions=7 is not {WIDTH}, the width of the model; leave"),
     ("vectors", {"input": "a", "raw_scores": True, **ANY}, f"raw_scores: {EXTRA}"),
     ("vectors", {"input": "a", "encoding_format": "int8", **ANY}, "encoding_format: Input should be 'float' or"),
     ("vectors", b'{"input": "\\ud800", "model": "any"}', "input.0: Input should be a valid string, unable to parse"),
@@ -287,6 +305,26 @@ def test_a_server_has_the_routes_of_what_its_folder_holds(client_of):
     answer = client.post("/answer", json={})
     assert answer.status_code == 404 and answer.json()["error"].startswith("no /answer here: the folder holds a rerank")
     assert [model["id"] for model in client_of("vectors").get("/v1/models").json()["data"]] == ["vectors"]
+
+
+@pytest.mark.parametrize(("host", "ip"), [("::1", "::1"), ("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1")])
+def test_the_folder_of_the_shell_is_served_under_its_name_also_on_ipv6(folders, monkeypatch, capsys, host, ip):
+    if host == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    apps, sockets = [], []
+    monkeypatch.chdir(folders / "vectors")
+    runner = SimpleNamespace(run=sockets.extend)
+    monkeypatch.setattr(
+        serve, "uvicorn", SimpleNamespace(Config=lambda app, **_: apps.append(app), Server=lambda _: runner)
+    )
+    serve.serve(".", host, 0, "error", dtype=None, runtime=None, num_threads=None)
+    with sockets[0]:
+        found, port, *_ = sockets[0].getsockname()
+    assert found == ip
+    assert f"http://{'[::1]' if host == '::1' else host}:{port}/docs" in capsys.readouterr().out
+    client = TestClient(apps[0])
+    assert client.get("/openapi.json").json()["info"]["title"] == "neobert serve vectors"
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["vectors"]
 
 
 REFUSALS = {

@@ -76,9 +76,52 @@ FIELDS = st.text(st.characters(exclude_characters="\t\r\n\0", codec="utf-8"))
 
 @given(st.lists(st.lists(FIELDS, min_size=2, max_size=2), min_size=1))
 def test_a_tab_separated_file_keeps_every_character_but_tabs_line_ends_and_nul(tmp_path_factory, rows):
-    file = tmp_path_factory.mktemp("tsv") / "rows.tsv"
-    file.write_text("a\tb\n" + "".join("\t".join(row) + "\n" for row in rows), "utf-8", newline="\n")
+    """A mark inside of a field says that no mark of the file encloses one."""
+    file, rows = tmp_path_factory.mktemp("tsv") / "rows.tsv", [*rows, ['7" wide', ""]]
+    file.write_text("first\tsecond\n" + "".join("\t".join(row) + "\n" for row in rows), "utf-8", newline="\n")
     assert [list(row.values()) for _, row in read_rows(file)] == rows
+
+
+def as_excel(field):
+    """Excel's text with tabs has marks around a field with a mark, a comma, a tab or a line end."""
+    return '"' + field.replace('"', '""') + '"' if re.search('[",\t\r\n]', field) else field
+
+
+ENDS = st.text(st.sampled_from('"\t\n\r, ab\ufeff')) | st.text(st.characters(exclude_characters="\0", codec="utf-8"))
+
+
+@given(st.lists(st.lists(ENDS, min_size=2, max_size=2), min_size=1), st.sampled_from(["pandas", "R", "Excel"]))
+def test_tsv_whose_marks_enclose_fields_gives_the_fields_that_were_written(tmp_path_factory, rows, program):
+    """pandas writes by `csv`; with QUOTE_ALL also as R does."""
+    file, names = tmp_path_factory.mktemp("tsv") / "rows.csv", ["first", "second"]
+    with file.open("w", encoding="utf-16", newline="") as stream:
+        if program == "Excel":
+            stream.writelines("\t".join(map(as_excel, row)) + "\r\n" for row in [names, *rows])
+        else:
+            quoting = csv.QUOTE_ALL if program == "R" else csv.QUOTE_MINIMAL
+            csv.writer(stream, "excel-tab", quoting=quoting).writerows([names, *rows])
+    assert [list(row.values()) for _, row in read_rows(file)] == rows
+
+
+@pytest.mark.parametrize(
+    ("lines", "fields", "line"),
+    [
+        (['a\t"one"'], ['"one"'], "characters of the texts, as in GLUE, first in line 2"),
+        (['a\t"one, two"', "b\tthree, four"], ['"one, two"', "three, four"], "characters of the texts"),
+        (['a\t"one, two"', "b\tthree"], ["one, two", "three"], "enclose fields, as pandas, R and Excel write them, fi"),
+        (['a\t"say ""no"""', "b\tthree, four"], ['say "no"', "three, four"], "enclose fields"),
+        (['a\t"one', "b\ttwo"], ['"one', "two"], "characters of the texts"),
+        (['a\tone "two"'], ['one "two"'], None),
+    ],
+)
+@pytest.mark.parametrize("compression", ["", ".gz"])
+def test_quotation_marks_of_tsv_are_decided_by_the_whole_file_and_a_line_says_how(
+    tmp_path, caplog, lines, fields, line, compression
+):
+    file = tmp_path / f"a.tsv{compression}"
+    file.write_bytes(COMPRESS[compression]("\n".join(["label\ttext", *lines]).encode()))
+    assert [row["text"] for _, row in read_rows(file)] == fields
+    assert [line in record.message for record in caplog.records] == ([True] if line else [])
 
 
 def test_fields_of_csv_keep_quotes_commas_line_breaks_and_any_length(tmp_path):
@@ -105,15 +148,14 @@ def test_the_first_line_of_csv_tells_what_separates_its_fields(tmp_path, separat
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_a_file_without_a_line_of_names_takes_given_names_and_may_have_further_columns(tmp_path, suffix):
+def test_a_file_without_a_line_of_names_takes_given_names_and_a_row_with_more_columns_is_a_fault(tmp_path, suffix):
     """The files of STS-B: tabs in spite of the suffix, ordinary quotation marks, and more columns in some lines."""
-    lines = ['a\t1.5\tsays "yes, or no, or both"\n', 'b\t2\t"open\tmore\tcolumns\n']
+    lines, faults = ['a\t1.5\tsays "yes, or no, or both"\n', 'b\t2\t"open\tmore\tcolumns\n'], []
     (tmp_path / f"a{suffix}").write_text("".join(lines))
-    rows = [row for _, row in read_rows(tmp_path / f"a{suffix}", column_names=["genre", "score", "text"])]
-    assert rows == [
-        {"genre": "a", "score": "1.5", "text": 'says "yes, or no, or both"'},
-        {"genre": "b", "score": "2", "text": '"open'},
-    ]
+    rows = read_rows(tmp_path / f"a{suffix}", column_names=["genre", "score", "text"], faults=faults)
+    assert [row for _, row in rows] == [{"genre": "a", "score": "1.5", "text": 'says "yes, or no, or both"'}]
+    message = r"5 columns, but 3 names are given \(genre, score, text\); replace each '\\t' inside a text"
+    assert faults[0].place.endswith("line 2") and re.match(message, faults[0].reason)
     with pytest.raises(ValueError, match=r", line 1: 3 columns, but 4 names are given \(genre, score, text, more\)"):
         list(read_rows(tmp_path / f"a{suffix}", column_names=["genre", "score", "text", "more"]))
 
@@ -187,6 +229,22 @@ def test_two_columns_of_one_name_are_refused(tmp_path, suffix):
         file.write_text("text,text,label\na,b,c\n".replace(",", {".csv": ",", ".tsv": "\t"}[suffix]))
     with pytest.raises(ValueError, match="two columns have the name 'text'; rename one of them"):
         list(read_rows(file))
+
+
+@pytest.mark.parametrize(
+    ("header", "names"),
+    [
+        (",,text", ["column 1", "column 2", "text"]),
+        (",text, ", ["column 1", "text", "column 3"]),
+        (",text", ["", "text"]),
+        ("column 2,,", ["column 2", "column 2_", "column 3"]),
+    ],
+)
+def test_several_columns_without_a_name_are_named_by_their_numbers(tmp_path, header, names):
+    values = [str(number) for number in range(len(names))]
+    (tmp_path / "a.csv").write_text(f"{header}\n{','.join(values)}\n{header}\n")
+    (found,) = (row for _, row in read_rows(tmp_path / "a.csv"))
+    assert list(found.items()) == list(zip(names, values))
 
 
 @pytest.mark.parametrize(

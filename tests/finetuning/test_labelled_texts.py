@@ -60,6 +60,28 @@ def test_classes_that_look_like_numbers_are_named_with_the_option_that_predicts_
     assert line in out if line else "regression" not in out
 
 
+@pytest.mark.parametrize("kind", ["auto", REGRESSION])
+@pytest.mark.parametrize(
+    ("labels", "named"),
+    [
+        (["1.250", "2.400", "950"], "1.250, 2.400"),
+        (["-1.250", "1e3", "-9"], "-1.250"),
+        (["1.250", "2.400"], None),
+        (["1.250", "2.5", "950"], None),
+        (["0.250", "1"], None),
+        (["1250", "950"], None),
+        ([1.125, 3], None),
+    ],
+)
+def test_points_that_may_separate_thousands_are_named_in_one_line(tmp_path, capsys, labels, named, kind):
+    found = read(jsonl_file(tmp_path, labels * 2), problem_type=kind)
+    assert list(map(float, found.train[1])) == [float(label) for label in labels * 2]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "thousands" in line]
+    assert [line.partition("no point: ")[2] for line in lines] == (
+        [f"{named}; if these are thousands, write 1250"] if named else []
+    )
+
+
 def test_texts_with_several_labels_are_named_with_the_number_of_each(tmp_path, capsys):
     def out_of(texts, labels, **options):
         file = tmp_path / "a.jsonl"
@@ -100,6 +122,9 @@ UNCLEAR = [
     (["x", "x"], {}, "all training rows have the label 'x'"),
     (["0,5", "1,5"], {"problem_type": REGRESSION}, "'0,5' is not a number"),
     (["0.5", "n/a"], {"problem_type": REGRESSION}, "'n/a' is not a number"),
+    (["0.5", "1_000"], {"problem_type": REGRESSION}, "'1_000' is not a number, such as 3.5"),
+    (["1,250.50", "950.00"], {"problem_type": REGRESSION}, "'1,250.50' is not a number"),
+    (["1.250,50", "950,00"], {"problem_type": REGRESSION}, "'1.250,50' is not a number"),
     (["0.5", "nan"], {"problem_type": REGRESSION}, "'nan' is not finite"),
     (["0,5", "1", "2,5"], {}, "numbers with a decimal comma, such as '0,5'; write points"),
     ([[1, 0], [0, 1, 0]], {}, r"line 2: the label \[0, 1, 0\] has a class twice; .* label_columns"),

@@ -34,6 +34,8 @@ NOT_TEXT = re.compile(
     rf"|(?:{BASE64}{{60,}}\r?\n[ \t]*)+{BASE64}{{60,}}={{0,2}}|{BASE64}{{160,}}={{0,2}}"
     r"|(?<![A-Za-z0-9])[0-9A-Fa-f]{129,}"
 )
+JOINED = re.compile(r"[^\W\d_]{26,}")  # longer than words: the words of a PDF without the spaces between them
+MOST_JOINED = 0.25  # of the characters; a text in Chinese has more, and pdfium reads it in the same way
 NUM_TEXTS = 64  # texts that the splitter cuts at the same time
 OVERLAP = 8  # neighbours share at most an eighth of a passage
 
@@ -93,7 +95,8 @@ def _files_of_folder(folder: Path, skipped: Counter) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         skipped["links to folders"] += sum(os.path.islink(os.path.join(root, name)) for name in folders)
         for file in sorted(Path(root, name) for name in names if not name.startswith(".")):
-            if file.is_file():
+            # the reader names a file that has vanished, or that nobody may look at
+            if os.path.isfile(file) or not os.path.lexists(file):
                 yield file
             else:
                 skipped["pipes and broken links"] += 1
@@ -101,11 +104,13 @@ def _files_of_folder(folder: Path, skipped: Counter) -> Iterator[Path]:
 
 def is_document(file: Path) -> bool:
     """Whether a file has a suffix of documents or rows, or is text as git defines it: no NUL byte in its first 8,000."""
-    # the reader names a file without access
-    if file.suffix.lower() in PassageReader.SUFFIXES or not os.access(file, os.R_OK):
+    if file.suffix.lower() in PassageReader.SUFFIXES:
         return True
-    with file.open("rb") as handle:
-        return b"\0" not in handle.read(8000)
+    try:
+        with file.open("rb") as handle:
+            return b"\0" not in handle.read(8000)
+    except OSError:
+        return True  # the reader names it
 
 
 def guessed_encoding(file: Path, content: bytes) -> str | None:
@@ -206,6 +211,18 @@ def _as_markdown(file: Path, encoding: str | None) -> str:
         is_encrypted = "Password" in type(cause).__name__
         fault = "encrypted; save it without a password" if is_encrypted else f"a broken {kind} ({cause}); get it again"
         raise ValueError(f"{file} is {fault}") from error
+    if file.suffix.lower() == ".pdf" and _joined(text) > MOST_JOINED:
+        from pypdfium2 import PdfDocument  # markitdown installs it for PDF, and it finds spaces by other rules
+
+        with PdfDocument(file) as pages:
+            texts = [page.get_textpage().get_text_bounded().replace("\r\n", "\n") for page in pages]
+        text = min(text, "\n".join(texts), key=_joined)
     if not any(map(str.isalnum, text)):
         raise ValueError(f"{file} has no text; if it has pictures of pages, recognize their text first")
     return text
+
+
+def _joined(text: str) -> float:
+    """The share of the characters that are in words without spaces between them; 1 for no text."""
+    words = "".join(text.split())
+    return len("".join(JOINED.findall(text))) / len(words) if words else 1

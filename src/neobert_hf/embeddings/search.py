@@ -19,7 +19,7 @@ from ..files.texts import Truncation, as_list, printable
 from ..runs import MINI_MODEL_PATH, one_line
 from .kept import Kept
 from .models import fingerprint, longest_input, prompt_of, warn_of_truncated
-from .passages import NOT_TEXT, PassageReader, find_files, guessed_encoding, is_document
+from .passages import JOINED, NOT_TEXT, PassageReader, find_files, guessed_encoding, is_document
 from .vector_files import open_for_inference
 
 CACHE = Path(HF_HOME) / "neobert_hf" / "search"  # may be deleted at any time
@@ -29,6 +29,7 @@ WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")  # read_csv has two; Hindi writes vo
 WORD_WEIGHT = 0.4
 LEAST_SHARE = 0.2  # so that "wait for a while" does not find every text with "a"
 CHUNK = 1 << 16  # passages that are compared with a question at once
+READINGS = 3  # of a file that is changing
 SHOWN = 3  # lines of a kind in the summary
 
 
@@ -110,11 +111,7 @@ class DocumentSearch:
         try:
             for file, is_named in tqdm(files.items(), "reading", unit="file", delay=1, disable=None):
                 try:
-                    content = file.read_bytes()
-                    used = encoding or guessed_encoding(file, content)
-                    rules = f"{file.suffix} {text_column} {used or ''}{NOT_TEXT.pattern}\n"
-                    key = hashlib.sha256(rules.encode() + content).hexdigest()
-                    found = kept.passages(key, partial(reader.read, file, used))
+                    used, found = passages_of(file, encoding, reader, kept)
                 except (ValueError, OSError, ImportError) as error:
                     if is_named:
                         raise
@@ -164,6 +161,27 @@ class DocumentSearch:
         guessed = f"; guessed encodings: {len(self.guesses):,}" if self.guesses else ""
         first = f"files: {num_files:,}, passages: {len(self.passages):,}{guessed}; skipped: {skipped or 0}"
         return "\n".join(map(printable, [first, *self.guesses[:SHOWN], *self.problems[:SHOWN]]))
+
+
+def passages_of(
+    file: Path, encoding: str | None, reader: PassageReader, kept: Kept
+) -> tuple[str | None, list[tuple[int, str]]]:
+    """Return the encoding of a file, and its passages: those kept for its content, or else new ones of the same content.
+
+    Raises:
+        ValueError: The file changes each time that it is read; or as of `PassageReader.read`.
+        OSError: The file cannot be read.
+    """
+    for _ in range(READINGS):
+        content = file.read_bytes()
+        used = encoding or guessed_encoding(file, content)
+        rules = f"{file.suffix} {reader.text_column} {used or ''}{NOT_TEXT.pattern}{JOINED.pattern}\n"
+        key = hashlib.sha256(rules.encode() + content).hexdigest()
+        passages = kept.passages(key, partial(reader.read, file, used))
+        if file.read_bytes() == content:
+            return used, passages
+        del kept.documents[key]  # they may be those of another content
+    raise ValueError(f"{file} changes while it is read; search again when nothing writes to it")
 
 
 def words_of(text: str) -> list[str]:

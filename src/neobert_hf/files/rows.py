@@ -13,8 +13,10 @@ import itertools
 import json
 import lzma
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,10 +35,17 @@ SHOWN = 10  # rows in a message
 LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a C long has 32 bits on Windows
 # Of CSV, the rarest inside texts first; spreadsheets write semicolons where the comma separates decimals.
 SEPARATORS = ("\t", ";", ",")
+# Of TSV whose quotation marks enclose fields: a field in them, where a mark inside is doubled, and a row.
+ENCLOSED = r'"[^"]*(?:""[^"]*)*"'
+FIELD = rf'(?:{ENCLOSED}|[^"\t]*)'
+ROW = re.compile(rf"{FIELD}(?:\t{FIELD})*")
+ENCLOSED_ROW = re.compile(rf"{ENCLOSED}(?:\t{ENCLOSED})*[\r\n]*$")
 
 # White space and what nobody sees: NUL, characters without a width, marks of direction, byte order marks of joined files.
 EDGES = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "\0\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
 SWALLOWED = 3  # lines inside a field that look like rows, from which a quotation mark is taken for unclosed
+ENCLOSING = "quotation marks enclose fields, as pandas, R and Excel write them, first in {}"
+ORDINARY = "quotation marks are characters of the texts, as in GLUE, first in {}"
 SWALLOWING = "rows with a field whose lines all look like rows: {}; if they are rows, close the quotation mark there"
 
 
@@ -67,22 +76,24 @@ def read_rows(
 ) -> Rows:
     """Yield the rows of a file, each after its place, such as "a.csv, line 3".
 
-    The first line of a CSV file decides whether commas, semicolons or tabs separate its fields. Between tabs, as in TSV, a
-    quotation mark is an ordinary character.
+    The first line of a CSV file decides whether commas, semicolons or tabs separate its fields. Between tabs, as in TSV,
+    quotation marks enclose fields if the whole file is as pandas, R or Excel write it. Otherwise they are ordinary characters, as
+    in GLUE. A warning says which, if a field begins with one.
 
     Args:
         file: JSON lines or one JSON list (.jsonl, .json), one JSON object on several lines (.json), CSV, TSV or Parquet. All but
             Parquet are UTF-8, or UTF-16 with a byte order mark, and may be compressed (.gz, .bz2, .xz, .zst).
         columns: Columns to read from Parquet; None reads all.
-        column_names: Names of the columns of CSV or TSV without a line of names; further columns of a row are left out. None
-            takes the names from the first line.
+        column_names: Names of the columns of CSV or TSV without a line of names; a row with another number of columns is a
+            fault. None takes the names from the first line.
         faults: List to which a row that cannot be read is added instead of raising an error.
         encoding: Encoding of text; by default UTF-8, or UTF-16 with a byte order mark.
 
     Returns:
         Places and rows: dicts; of JSON, whatever the line or the item of the list holds. Rows of CSV and TSV that repeat the
         names of the columns are left out, and so are NUL characters. Warnings name the lines of both, and those of rows with a
-        field whose lines all look like rows, as an unclosed quotation mark leaves them.
+        field whose lines all look like rows, as an unclosed quotation mark leaves them. If several columns of CSV or TSV have no
+        name, their numbers name them, such as "column 3".
 
     Raises:
         ValueError: The file is not in the format of its suffix, the suffix is unknown, two columns have one name, or the line of
@@ -147,8 +158,7 @@ def read_text_column(files: Iterable[str | Path], column: str) -> list[tuple[str
     files = as_list(files)
     texts = [text for file in files for text in read_texts(file, column, "line", is_strict=True)]
     if not any(text.strip() for _, text in texts):
-        others = f" and {len(files) - 1:,} other files" if len(files) > 1 else ""
-        raise ValueError(f"{files[0]}{others}: no text; give a file with at least one text")
+        raise ValueError(f"{', '.join(map(str, files[:SHOWN]))}: no text; give a file with at least one text")
     return texts
 
 
@@ -200,10 +210,15 @@ def _suffix(file: Path) -> str:
     return (Path(file.stem) if file.suffix in COMPRESSIONS else file).suffix.lower()
 
 
+def _opened(file: Path) -> io.BufferedReader:
+    """The bytes of a file, without its compression."""
+    open_stream = lzma.LZMAFile if file.suffix == ".xz" else pyarrow.input_stream  # detects the other compressions
+    return io.BufferedReader(open_stream(str(file)))
+
+
 def _lines(file: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
     """Lines with their numbers from 1; LF, CR LF and CR end a line, and nothing else."""
-    open_stream = lzma.LZMAFile if file.suffix == ".xz" else pyarrow.input_stream  # detects the other compressions
-    with io.BufferedReader(open_stream(str(file))) as stream:
+    with _opened(file) as stream:
         is_utf16 = stream.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         used = encoding or ("utf-16" if is_utf16 else "utf-8-sig")
         for number, line in enumerate(io.TextIOWrapper(stream, used, "surrogateescape", newline=""), 1):
@@ -261,53 +276,87 @@ def _separated_rows(file: Path, names: Sequence[str] | None, encoding: str | Non
     if not first:
         return
     separator = "\t" if _suffix(file) == ".tsv" else _separator(first, names)
-    quoting, remedy = (csv.QUOTE_NONE, "replace") if separator == "\t" else (csv.QUOTE_MINIMAL, "quote")
-    has_header, odd, names = names is None, defaultdict(list), names or ()
+    remark = ""
+    if separator == "\t":
+        remark = ENCLOSING if _is_enclosing(file, first, encoding) else ORDINARY
+    quoting, remedy = (csv.QUOTE_NONE, "replace") if remark == ORDINARY else (csv.QUOTE_MINIMAL, "quote")
+    has_header, odd = names is None, defaultdict(list)
+    header: Sequence[str] = names or ()
+    names = _filled(file, header)
     if has_header and "\0" in first:
         raise ValueError(f"{file}, line {start} has NUL characters, as UTF-16 without its mark; save it as UTF-8")
 
-    def texts() -> Iterator[str]:
-        for number, line in itertools.chain([(start, first)], lines):
-            if "\0" in line:  # `csv` of Python 3.10 refuses it
-                odd["NUL characters are left out: {}"].append(f"line {number}")
-            yield line.replace("\0", "")
-
+    texts = _texts(itertools.chain([(start, first)], lines), remark, odd)
     # mypy widens the two constants to int
-    rows = csv.reader(texts(), delimiter=separator, quoting=quoting, strict=True)  # type: ignore[arg-type]
+    rows = csv.reader(texts, delimiter=separator, quoting=quoting, strict=True)  # type: ignore[arg-type]
     while True:
         num_before = rows.line_num
         place = f"{file}, line {start + num_before}"
         row = _next_row(rows)
         num_lines = rows.line_num - num_before
         taken = f" after {num_lines} lines" if num_lines > 1 else ""
+        closing = "close the quotation mark that opens here, " if taken else ""
         if row is None:
             break
         if row == [] and len(names) == 1:
             row = [""]
+        if not row:
+            continue
         if isinstance(row, csv.Error):
-            closing = "close the quotation mark that opens here, and " if taken else ""
             fault = f"this is not CSV ({row}{taken}); {closing}double each quotation mark inside a quoted field"
             if not names:
                 raise ValueError(f"{place}: {fault}") from row
             yield place, Fault(place, fault, num_lines)
-        elif row and not names:
-            names = list(map(trimmed, row))
-            _check_names(file, names)
-        elif row and _is_repeated(row, names):
+        elif not names:
+            header = list(map(trimmed, row))
+            names = _filled(file, header)
+        elif _is_repeated(row, header):
             odd["rows that repeat the names of the columns are left out: {}"].append(f"line {start + num_before}")
-        elif row and (len(row) == len(names) or (len(row) > len(names) and not has_header)):
+        elif len(row) == len(names):
             if num_lines > SWALLOWED and any(_is_swallowing(field, separator, len(row)) for field in row):
                 odd[SWALLOWING].append(f"line {start + num_before} ({num_lines} lines)")
             yield place, dict(zip(names, row))
-        elif row:
+        else:
             named = f"the first line names {len(names)}" if has_header else f"{len(names)} names are given"
-            closing = ", close the quotation mark that opens here" if taken else ""
-            hint = f"{remedy} each {separator!r} inside a text{closing}, and correct a truncated line"
-            columns = f"{len(row)} columns{taken}, but {named} ({', '.join(names[:10])})"
-            yield place, Fault(place, f"{columns}; {hint}", num_lines)
-    for remark, places in odd.items():
+            fault = f"{len(row)} columns{taken}, but {named} ({', '.join(names[:10])}); {closing}{remedy} each {separator!r}"
+            yield place, Fault(place, f"{fault} inside a text, and correct a truncated line", num_lines)
+    _report(file, odd)
+
+
+def _report(file: Path, odd: dict[str, list[str]]) -> None:
+    for what, places in odd.items():
         shown = ", ".join(places[:SHOWN]) + (f", ... ({len(places):,})" if places[SHOWN:] else "")
-        logger.warning(printable(f"{file}: {remark.format(shown)}"))
+        logger.warning(printable(f"{file}: {what.format(shown)}"))
+
+
+def _texts(lines: Iterable[tuple[int, str]], remark: str, odd: dict[str, list[str]]) -> Iterator[str]:
+    """Lines without NUL characters; `odd` gets their places, and the first place of a remark about quotation marks of TSV."""
+    for number, line in lines:
+        if remark and '\t"' in f"\t{line}":
+            odd.setdefault(remark, [f"line {number}"])
+        if "\0" in line:  # `csv` of Python 3.10 refuses it
+            odd["NUL characters are left out: {}"].append(f"line {number}")
+        yield line.replace("\0", "")
+
+
+def _is_enclosing(file: Path, first: str, encoding: str | None) -> bool:
+    """Whether quotation marks of TSV enclose fields: each row fits, and so does a rule of pandas, R or Excel."""
+    with _opened(file) as stream:  # most files have no mark, and are not read twice line by line
+        if not any(b'"' in block for block in iter(partial(stream.read, 1 << 20), b"")):
+            return False
+    is_open, is_of_pandas, is_of_excel = False, True, True
+    for _, line in _lines(file, encoding):
+        # A field of several lines ends, and begins again, at each line end.
+        row = '"\n' * is_open + line.strip("\r\n\ufeff")
+        is_open = row.count('"') % 2 == 1
+        row += '\n"' * is_open
+        if not ROW.fullmatch(row):
+            return False
+        # pandas encloses a field with a mark, a tab or a line end; Excel also one with a comma, and each of these.
+        others = re.findall(r'(?<!")"[^"\t\n]+"(?!")', row)
+        is_of_pandas &= not others
+        is_of_excel &= "," not in re.sub(ENCLOSED, "", row) and all("," in field for field in others)
+    return not is_open and bool(is_of_pandas or is_of_excel or ENCLOSED_ROW.match(first))  # R encloses all names
 
 
 def _is_repeated(row: list[str], names: Sequence[str]) -> bool:
@@ -339,12 +388,11 @@ def _next_row(rows: Iterator[list[str]]) -> list[str] | csv.Error | None:
 
 
 def _separator(first: str, names: Sequence[str] | None) -> str:
-    """The separator of CSV: the first line has the most columns by it, or as many as there are names."""
+    """The separator of CSV: the first line has as many columns by it as there are names, or the most."""
     rows = {each: _next_row(csv.reader([first], delimiter=each)) for each in SEPARATORS}
     counts = {each: len(row) for each, row in rows.items() if isinstance(row, list) and len(row) > 1}
-    if names is None:
-        return max(counts, key=lambda each: counts[each], default=",")
-    return min(counts, key=lambda each: abs(counts[each] - len(names)), default=",")
+    wanted = len(names) if names else LONGEST_FIELD
+    return min(counts, key=lambda each: abs(counts[each] - wanted), default=",")
 
 
 def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Rows:
@@ -357,6 +405,18 @@ def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Rows:
         yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
+def _filled(file: Path, header: Sequence[str]) -> list[str]:
+    """The names of columns; the number of a column names it if several have no name."""
+    names = list(header)
+    for i, name in enumerate(header):
+        if not name and header.count("") > 1:
+            names[i] = f"column {i + 1}"
+            while names[i] in header:
+                names[i] += "_"
+    _check_names(file, names)
+    return names
+
+
 def _check_names(file: Path, names: Sequence[str]) -> None:
-    if repeated := [name for i, name in enumerate(names) if name and name in names[:i]]:
+    if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
         raise ValueError(f"{file}: two columns have the name {repeated[0]!r}; rename one of them")

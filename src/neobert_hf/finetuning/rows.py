@@ -38,7 +38,7 @@ class LabelledDataArguments:
     predictions_file: str = HfArg(default=None, help=".csv, .jsonl or .parquet. Default: in --output_dir.")
     dataset_name: str = HfArg(default=None, help="Dataset of the Hub, instead of files for training.")
     dataset_config: str = HfArg(default=None, help="Configuration of the dataset.")
-    column_names: list[str] = HfArg(default=None, help="Columns of .csv or .tsv files whose first line is a row.")
+    column_names: list[str] = HfArg(default=None, help="All columns of .csv or .tsv files without a line of names.")
     max_seq_length: int = HfArg(default=512, help="Length in tokens at which texts are truncated, or of a window.")
     max_train_rows: int = HfArg(default=None, help="Train on this number of rows, drawn at random.")
     skip_bad_rows: bool = HfArg(default=False, help="Leave out rows with a fault, and say how many.")

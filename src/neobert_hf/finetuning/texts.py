@@ -42,6 +42,7 @@ Kind = Literal["auto", "single_label_classification", "multi_label_classificatio
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")  # 007 is a name
 # Numbers as people write them: 3.8 €, EUR 1 000,50, 4/5, 10 %, 5 stars
 AMOUNT = re.compile(r"([^\w\s]{1,2}|[A-Z]{3})?\s*(0|[1-9]\d*)([.,'\s]\d+)*\s*(/\s*\d+|\D{0,10})")
+THOUSANDS = re.compile(r"-?[1-9]\d{0,2}(\.\d{3})+")
 AS_NUMBERS = "to predict numbers, write them as 3.5, without a unit, and choose problem_type=regression"
 COLUMNS = ", or give columns of 0 and 1 by label_columns"
 TRUTHS = {"true": "1", "false": "0"}
@@ -110,6 +111,8 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: An
     if kind == "auto":
         kind = kind_of([label for *_, label in splits["train"]])
         settle(splits, lambda label: of_kind(label, kind))
+    if arguments.problem_type in ("auto", REGRESSION):
+        _warn_of_thousands([row.get(label_columns[0]) for rows in splits.values() for _, row, *_ in rows])
     if kind == REGRESSION:
         names = [label_columns[0]]
     else:
@@ -156,6 +159,15 @@ def _check_texts(texts: Sequence, place: str) -> None:
             raise ValueError(f"{found}; name the column of texts by text_columns")
 
 
+def _warn_of_thousands(labels: Sequence[Any]) -> None:
+    """Name labels such as 1.250 if others are such as 950: fractions would not all have three digits or none."""
+    texts = dict.fromkeys(trimmed(label) for label in labels if isinstance(label, str))
+    with_point = [text for text in texts if "." in text]
+    if all(map(THOUSANDS.fullmatch, with_point)) and any(re.fullmatch(r"-?\d+", text) for text in texts):
+        what = "numbers with three digits after the point, where other numbers have no point"
+        warn(what, with_point, "if these are thousands, write 1250")
+
+
 def as_number(text: str) -> float | None:
     """Return the number that a text is, also 1 or 0 for true or false; None if it is none."""
     text = TRUTHS.get(trimmed(text).lower(), trimmed(text))
@@ -189,7 +201,7 @@ def of_kind(label: Any, kind: str) -> Any:
         return label
     text = label_text(label)
     try:
-        number = float(text)
+        number = float(text.replace("_", "?"))  # Python reads 1_000, and no table means it
     except ValueError as error:
         raise ValueError(f"the label {label!r:.80} is not a number, such as 3.5") from error
     if not math.isfinite(number):
