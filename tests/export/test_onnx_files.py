@@ -30,7 +30,7 @@ from neobert_hf.embeddings.common_form import SentenceTransformer
 from neobert_hf.embeddings.reranking import open_reranker
 from neobert_hf.export import export_model, exporting, graphs
 from neobert_hf.export.graphs import EmbeddingGraph, load_graph
-from neobert_hf.export.parity import Reference, random_batches
+from neobert_hf.export.parity import Reference, random_batches, torch_runner
 from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.hub import examine
 
@@ -215,6 +215,9 @@ def test_an_embedding_model_is_one_graph_and_the_mean_of_its_token_states_is_the
     assert sizes == {name: (out / name).stat().st_size for name in sizes}
     assert sizes["onnx/model_quantized.onnx"] < sizes["onnx/model.onnx"]
     assert report["files"]["onnx/model_quantized.onnx"]["smallest_cosine"] >= 0.98
+    graph = onnx.load(out / "onnx/model_quantized.onnx").graph
+    rounded = [tensor.data_type for tensor in graph.initializer if tensor.name.endswith("_quantized")]
+    assert {*rounded} == {onnx.TensorProto.UINT8}, "products with signed weights saturate without VNNI"
     assert len(report["files"]["onnx/model.onnx"]["errors"]) == 8
 
 
@@ -513,27 +516,25 @@ def test_int8_files_are_compared_on_texts_of_known_words(words, saved):
     graph = load_graph(saved)
     graph.tokenizer = train_wordpiece([words] * 20, vocab_size=96, model_max_length=64)
     reference, unknown = Reference(graph), graph.tokenizer.unk_token_id
-    assert list(reference.texts) == ["documentation", "known words"][words != SENTENCE :]
-    for answers in reference.texts.values():
-        for batch, _ in answers.values():
+    assert list(reference.texts) == (["documentation"] * (words == SENTENCE) + ["lines", "known words"])
+    for batches in reference.texts.values():
+        for batch in batches.values():
             is_unknown = (batch["input_ids"] == unknown) & (batch["attention_mask"] == 1)
             assert (is_unknown.sum(1) <= batch["attention_mask"].sum(1) / 2).all()
 
 
-@pytest.mark.parametrize("material, allowed, refused", [("documentation", 0.08, 0.12), ("known words", 0.18, 0.25)])
+@pytest.mark.parametrize("material, allowed, refused", LIMITS_OF_INT8)
 def test_the_limit_of_int8_is_a_cosine_for_each_text(saved, material, allowed, refused):
     """A text whose numbers are turned by a share t of their length has the cosine 1 / sqrt(1 + t * t)."""
     reference = Reference(load_graph(saved))
 
     def turned(share):
-        batches = [(batch, name) for name, answers in reference.texts.items() for batch, _ in answers.values()]
-        wanted = [values for answers in reference.texts.values() for _, (values,) in answers.values()]
-        last = max(number for number, (_, name) in enumerate(batches) if name == material)
-        numbers = iter(range(len(batches)))
+        *_, last = reference.texts[material].values()
+        run_torch = torch_runner(reference.graph)
 
         def run(batch):
-            values = wanted[number := next(numbers)].copy()
-            if number == last:  # one text of its batch
+            values = run_torch(batch)["logits"]
+            if batch is last:  # one text of it
                 a, b = values[0, :, ::2].copy(), values[0, :, 1::2].copy()
                 values[0, :, ::2] -= share * b
                 values[0, :, 1::2] += share * a

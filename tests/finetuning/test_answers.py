@@ -188,12 +188,6 @@ def test_the_script_learns_which_word_answers_and_the_saved_model_gives_the_pred
         run_main(finetune_qa, "--model_name_or_path", model_folder, *options)
 
 
-def test_a_shorter_window_than_that_of_the_training_is_used(mini_tokenizer):
-    answerers = [QuestionAnswerer(max_seq_length=length) for length in (20, 64)]
-    windows = [answerer._rows(["a"], ["a b c " * 30]) for answerer in answerers]
-    assert len(windows[0]) > len(windows[1]) and max(map(len, windows[0]["input_ids"])) == 20
-
-
 def test_a_saved_model_gives_the_answers_of_the_fit(start, tmp_path):
     contexts = [f"the {word} jumps over {other}" for word in ("fox", "dog") for other in ("sea", "house")] * 4
     answers = [{"text": [text.split()[1]], "answer_start": [4]} for text in contexts]

@@ -8,6 +8,7 @@ from ..lazy import lazy_names
 NAMES_OF = {
     "answers": ("QuestionAnswerer", "answer_metrics"),
     "classifier": ("Classifier", "label_metrics", "pearson", "spearman"),
+    "entities": ("EntityFinder",),
     "predictions": ("write_predictions",),
     "questions": ("read_questions",),
     "rows": ("LabelledDataArguments", "LabelledRows"),
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         pearson as pearson,
         spearman as spearman,
     )
+    from .entities import EntityFinder as EntityFinder
     from .predictions import write_predictions as write_predictions
     from .questions import read_questions as read_questions
     from .rows import LabelledDataArguments as LabelledDataArguments, LabelledRows as LabelledRows
