@@ -8,7 +8,7 @@ CUDA_PIP := .venv-cuda/bin/pip install --quiet --disable-pip-version-check --no-
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.3.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test test-all test-avx2 test-compat test-transformers test-gpu measure-gpu rehearse-gpu test-adversary test-runtimes test-programs docs lint clean
+.PHONY: demo test test-all test-avx2 test-processors test-x86 test-compat test-transformers test-gpu measure-gpu rehearse-gpu test-adversary test-runtimes test-programs docs lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; make demo QUESTIONS= asks for them. The shell runs what is given here.
 QUESTIONS ?= "read a file line by line" "run a function after some seconds" "join the parts of a path"
@@ -16,11 +16,11 @@ demo: .venv/demo
 	$(BIN)/python examples/documentation_search/search.py $(QUESTIONS)
 
 test: .venv/dev
-	$(PYTEST) -m "not slow and not gpu and not adversary and not runtime and not rehearsal"
+	$(PYTEST) -m "not slow and not gpu and not adversary and not runtime and not rehearsal and not processor"
 
 # And what takes long: trainings that are killed, whole jobs, subprocesses, the projects in examples.
 test-all: .venv/dev
-	$(PYTEST) -m "not gpu and not adversary and not runtime and not rehearsal" tests examples benchmarks hub_upload
+	$(PYTEST) -m "not gpu and not adversary and not runtime and not rehearsal and not processor" tests examples benchmarks hub_upload
 
 # The tests that depend on the processor, with the instructions of a processor without AVX-512.
 test-avx2: export ATEN_CPU_CAPABILITY = avx2
@@ -30,6 +30,17 @@ test-avx2: export FBGEMM_ENABLE_INSTRUCTIONS = AVX2
 test-avx2: export NEOBERT_CPU_BF16 = 0
 test-avx2: .venv/dev
 	$(PYTEST) tests/model/test_kernels_neobert.py tests/model/test_inference_neobert.py tests/model/test_machine_neobert.py tests/test_pages.py
+
+# Other processors by qemu-user: x86 without VNNI, and ARM, which needs Debian and root. Without qemu, a test says why it is skipped.
+# test-x86 is the part of x86 alone.
+test-processors: .venv-aarch64/installed test-x86
+
+test-x86: .venv/dev
+	command -v qemu-x86_64 || test `id -u` != 0 || (apt-get update -qq && apt-get install -qq --yes qemu-user)
+	$(BIN)/python -m pytest -m processor tests/processors
+
+.venv-aarch64/installed: .venv/dev
+	test `id -u` != 0 || ! command -v dpkg || tests/processors/aarch64.sh .venv-aarch64
 
 # make test-compat COMPAT_VERSIONS=lowest tests the lower bounds of pyproject.toml, COMPAT_VERSIONS=newest the newest packages.
 # With the oldest torch: make test-compat COMPAT_TORCH=2.6.0. Its Linux build contains CUDA: 2.9 GB to download, 5.2 GB on disk.
@@ -108,4 +119,4 @@ lint: .venv/dev
 	touch $@
 
 clean:
-	rm -rf .venv .venv-compat .venv-cuda .venv-programs .transformers-tests docs/_build build dist src/*.egg-info
+	rm -rf .venv .venv-aarch64 .venv-compat .venv-cuda .venv-programs .transformers-tests docs/_build build dist src/*.egg-info

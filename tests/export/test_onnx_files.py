@@ -516,14 +516,16 @@ def test_int8_files_are_compared_on_texts_of_known_words(words, saved):
     graph = load_graph(saved)
     graph.tokenizer = train_wordpiece([words] * 20, vocab_size=96, model_max_length=64)
     reference, unknown = Reference(graph), graph.tokenizer.unk_token_id
-    assert list(reference.texts) == (["documentation"] * (words == SENTENCE) + ["lines", "known words"])
+    assert list(reference.texts) == ["documentation", "lines", "known words"][0 if words == SENTENCE else 2 :]
     for batches in reference.texts.values():
         for batch in batches.values():
             is_unknown = (batch["input_ids"] == unknown) & (batch["attention_mask"] == 1)
             assert (is_unknown.sum(1) <= batch["attention_mask"].sum(1) / 2).all()
 
 
-@pytest.mark.parametrize("material, allowed, refused", LIMITS_OF_INT8)
+@pytest.mark.parametrize(
+    "material, allowed, refused", [("documentation", 0.08, 0.12), ("lines", 0.08, 0.12), ("known words", 0.18, 0.25)]
+)
 def test_the_limit_of_int8_is_a_cosine_for_each_text(saved, material, allowed, refused):
     """A text whose numbers are turned by a share t of their length has the cosine 1 / sqrt(1 + t * t)."""
     reference = Reference(load_graph(saved))

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import serve
 import torch
 import transformers
-from conftest import SENTENCE, logits_of_modules, reranker_of_modules
+from conftest import SENTENCE, change_config, logits_of_modules, reranker_of_modules
 from finetune_few_shot import FewShotClassifier, add_head
 from scipy.special import expit, softmax
 from scipy.stats import spearmanr
@@ -194,6 +195,7 @@ def test_a_classifier_that_learned_few_examples_is_exported_as_a_classifier(tiny
 RERANKERS = {  # labels, activation of the scores, its definition
     "one": (1, None, expit),
     "one, as it is": (1, torch.nn.Identity(), np.asarray),
+    "three, as they are": (3, torch.nn.Identity(), np.asarray),
     "three of which several": (3, torch.nn.Sigmoid(), expit),
     "two of which one": (2, torch.nn.Softmax(), partial(softmax, axis=1)),
 }
@@ -230,6 +232,37 @@ def test_a_reranker_gives_the_scores_of_sentence_transformers(tiny_config, token
         np.testing.assert_allclose(scores, wanted, rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match="cannot be exported for task=sentence-similarity; leave out"):
         export_model(tmp_path / "reranker", tmp_path / "vectors", task="sentence-similarity")
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_reranker_of_an_older_version_keeps_its_activation(tiny_config, tokenizer, tmp_path, version):
+    """Versions 3 to 5 of sentence-transformers write it into config.json, and no other file tells a cross-encoder."""
+    tiny_config.num_labels = 1
+    model = neobert_hf.NeoBERTForSequenceClassification(tiny_config).eval()
+    path, folder = "torch.nn.modules.linear.Identity", tmp_path / "saved"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    of_version_4 = {"sentence_transformers": {"activation_fn": path, "version": "4.1.0"}}
+    change_config(folder, **(of_version_4 if version == 4 else {"sbert_ce_default_activation_function": path}))
+    pairs = [(SENTENCE, "The fox"), ("a dog", "jumps over")]
+    wanted = [model(**tokenizer(*pair, return_tensors="pt")).logits.item() for pair in pairs]
+    assert CrossEncoder(str(folder), device="cpu").predict(pairs) == pytest.approx(wanted, abs=1e-6)
+    export_model(folder, tmp_path / "out")
+    assert [found["score"] for found in OnnxModel(tmp_path / "out").predict(pairs)] == pytest.approx(wanted, abs=1e-5)
+    served = serve.open_folder(folder, None, None, 1)
+    assert served.what == "a reranker or a model of one number"
+    assert [label["score"] for (label,) in served.run(pairs, False)] == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize("low", [-20, -12, 14, 17])
+def test_a_score_is_the_sigmoid_in_float64_so_that_near_logits_are_no_tie(low):
+    logits = np.linspace(low, low + 3, 21, dtype=np.float32)
+    model = OnnxModel.__new__(OnnxModel)
+    model.config = {"id2label": {"0": "LABEL_0"}}
+    scores = [model._labels(None, "", None, logit[None])["score"] for logit in logits]
+    np.testing.assert_allclose(scores, expit(logits.astype(np.float64)), rtol=1e-12)
+    np.testing.assert_allclose(scores, serve.sigmoid(logits), rtol=1e-12)
+    assert len({*scores}) == 21
 
 
 @pytest.mark.slow
@@ -379,6 +412,8 @@ def test_the_package_runs_an_exported_folder_where_torch_and_transformers_are_no
     script = f"""
 import sys
 sys.modules.update(torch=None, transformers=None)
+import serve
+
 import neobert_hf
 from neobert_hf.export import OnnxModel
 print(neobert_hf.__version__, OnnxModel({str(exported_mini)!r}).encode("Open a file.")[:3].tolist())

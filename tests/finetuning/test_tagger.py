@@ -21,10 +21,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, pipeline
 from transformers.modeling_outputs import TokenClassifierOutput
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForTokenClassification
+from neobert_hf.export import OnnxModel, export_model
 from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.finetuning import Tagger, tag_metrics
 from neobert_hf.finetuning.tagger import piece_loss, tag_report
-from neobert_hf.finetuning.tags import own_pieces
+from neobert_hf.finetuning.tags import division_of, own_pieces, word_starts
 from neobert_hf.finetuning.words import tag_names
 
 STRATEGIES = ["simple", "first", "average", "max"]
@@ -142,6 +143,76 @@ def test_windows_evaluate_each_word_once_with_context_on_both_sides_and_train_al
         for window in tagger._rows(words, tags, is_training=True)
         for token, label in zip(window["input_ids"], window["labels"])
     )
+
+
+LINE = "Set (in U.S. e-mail) Ada's $HOME, ~/.xauth/export or --no-color."
+
+
+ENDS = [
+    "Set",
+    "(",
+    "in",
+    "U.S",
+    ".",
+    "e-mail",
+    ")",
+    "Ada",
+    "'s",
+    "$HOME",
+    ",",
+    "~/.xauth/export",
+    "or",
+    "--no-color",
+    ".",
+]
+
+
+@pytest.mark.parametrize(("division", "words"), [("whitespace", LINE.split()), ("ends", ENDS)])
+def test_a_text_is_divided_as_the_words_of_the_training_are(division, words):
+    starts = word_starts(LINE, division)
+    assert [LINE[start:end].strip() for start, end in itertools.pairwise([*starts, None])] == words
+    assert division_of(words) == division
+    assert division_of([word for word in words if word.isalpha()]) == "marks", "as the pipeline does"
+
+
+def test_entities_of_texts_are_those_of_words_with_marks_inside_in_every_program_and_the_score_is_theirs(
+    start, tmp_path, capsys
+):
+    """The tag of a path is learned from its end, which only the whole word has; 40 rows, so that all is learned."""
+    rows = [
+        (f"use {path}, or --no-{word} (see {word}).".split(), path)
+        for word in ("fox", "dog")
+        for path in (f"~/.{word}/sea", f"$HOME/{word}.red", f"/old/{word}-{word}/by")
+    ] * 8
+    words = [row for row, _ in rows]
+    tags = [["O", "B-FILE", "O", "B-OPTION", "O", "O"] for _ in rows]
+    tagger = Tagger(start, 32).fit(words, tags, (words, tags), use_cpu=True, learning_rate=1e-2, max_steps=60)
+    printed = capsys.readouterr().out
+    assert "windows of" in printed and "this model, words given" not in printed
+    tagger.save(tmp_path / "saved")
+    texts = [" ".join(row) for row in words[:6]]
+    wanted = [
+        [("FILE", 4, 4 + len(row[1])), ("OPTION", 8 + len(row[1]), 8 + len(row[1] + row[3]))] for row in words[:6]
+    ]
+
+    def spans(found):
+        return [[(each["entity_group"], each["start"], each["end"]) for each in of_text] for of_text in found]
+
+    assert spans(tagger.find_entities(texts)) == wanted
+    again = Tagger(tmp_path / "saved", verbose=False)
+    assert spans(again.find_entities(texts)) == wanted and again.predict(words[:1]) == tags[:1]
+    assert again.tokenizer.model_max_length == max(
+        len(ids) for ids in again.tokenizer([" ".join(row) for row in words]).input_ids
+    )
+    export_model(tmp_path / "saved", tmp_path / "exported")
+    assert spans(OnnxModel(tmp_path / "exported").predict(texts)) == wanted
+    pipe = pipeline("token-classification", str(tmp_path / "saved"), aggregation_strategy="first")
+    of_pipeline = spans([pipe(text) for text in texts])
+    found = tagger._forms(tagger.outputs(words), tags, words)
+    assert found["metrics"]["f1"] == 1
+    right = sum(len({*a} & {*b}) for a, b in zip(of_pipeline, wanted))
+    expected = 2 * right / sum(len(a) + len(b) for a, b in zip(of_pipeline, wanted))
+    assert found.get("pipeline", found["metrics"])["f1"] == pytest.approx(expected)
 
 
 def test_a_token_counts_in_the_window_where_it_has_the_most_context():

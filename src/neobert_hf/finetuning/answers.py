@@ -87,7 +87,11 @@ class QuestionAnswerer(Job):
     ) -> Dataset:
         """Windows of `cut_windows`; of a training, a line says how many there are."""
         columns = {"question": list(questions), "context": list(contexts)} | ({"answers": answers} if answers else {})
-        options = {"tokenizer": self.tokenizer, "max_seq_length": self.tokenizer.model_max_length, "stride": self.stride}
+        options = {
+            "tokenizer": self.tokenizer,
+            "max_seq_length": self.tokenizer.model_max_length,
+            "stride": self.stride,
+        }
         windows = Dataset.from_dict(columns).map(
             cut_windows, batched=True, with_indices=True, remove_columns=list(columns), fn_kwargs=options
         )

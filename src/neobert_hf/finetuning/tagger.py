@@ -201,7 +201,13 @@ class Tagger(Job):
             return trainer.prediction_step(trainer.model, tensors, prediction_loss_only=False)[1].float().cpu().numpy()
 
         tokenizer = self.tokenizer
-        return EntityFinder(tokenizer.backend_tokenizer, tokenizer.model_max_length, self._classes, logits_of, division or self._division)
+        return EntityFinder(
+            tokenizer.backend_tokenizer,
+            tokenizer.model_max_length,
+            self._classes,
+            logits_of,
+            division or self._division,
+        )
 
     def score(self, words: Sequence[list[str]], tags: Sequence[list[str]]) -> float:
         """Return F1 of the entities, or accuracy over the words if the tags are plain."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-# How a text is divided into words: at white space; also around brackets, quotation marks and the marks of a sentence at the ends of
-# a word; or at every mark, as the tokenizer of BERT divides it and the pipeline of transformers.
+# How a text is divided into words: at white space; also around brackets, quotation marks and marks of sentences at the ends of a
+# word; or at every mark, as BERT's tokenizer and the pipeline of transformers do.
 DIVISIONS = WHITESPACE, ENDS, MARKS = "whitespace", "ends", "marks"
-OPENING, CLOSING = "([{<\"'`“‘«„¿¡", ")]}>\"'`”’»“.,;:!?…"
-ENDING = re.compile(r"(?<=\w)['’]\w{1,2}$")  # "'s" behind a name
+OPENING, CLOSING = "([{<\"'`“‘«„¿¡", ")]}>\"'`”’»“.,;:!?…"  # noqa: RUF001
+ENDING = re.compile(r"(?<=\w)['’]\w{1,2}$")  # noqa: RUF001  # "'s" behind a name
 SIGN = re.compile(r"[^\w\s]|_")
 
 
@@ -32,8 +32,8 @@ def word_starts(text: str, division: str) -> list[int]:
 def division_of(words: Iterable[str]) -> str:
     """Return the division of texts that gives the words of a training.
 
-    Marks of sentences that are attached to most words ("London.") say white space. If they stand alone, and words have signs inside
-    ("e-mail"), the ends of words are divided; otherwise words are divided at every mark.
+    Marks of sentences say white space if most of them are attached to a word ("London."). If they stand alone, and words have
+    signs inside ("e-mail"), the ends of words are divided; otherwise words are divided at every mark.
     """
     num_attached = num_alone = num_inside = 0
     for word in words:
