@@ -1,5 +1,10 @@
 """Hardware capabilities: the environment overrides the detection, and no private name of torch is required."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -101,3 +106,38 @@ def test_onednn_is_chosen_by_processor_and_number_of_rows(monkeypatch, capabilit
     assert onednn_is_best(torch.float32, 16) is few
     assert onednn_is_best(torch.float32, 512) is many
     assert not onednn_is_best(torch.float16, 16)
+
+
+WITHOUT_ONEDNN = """
+import json, sys
+import torch
+torch.ops.mkldnn = torch.ops.onednn = object()  # as torch of macOS
+torch.backends.mkldnn.is_available = lambda: False
+import neobert_hf
+from neobert_hf.model.machine_neobert import TORCH
+from safetensors.torch import load_file
+assert TORCH.onednn_linear is TORCH.onednn_int8_prepack is None
+wanted, errors = load_file(f"{sys.argv[1]}/expected.safetensors"), {}
+inputs = {name: wanted[name] for name in ("input_ids", "attention_mask")}
+for dtype in (torch.float32, torch.bfloat16):
+    model = neobert_hf.NeoBERTModel.from_pretrained(f"{sys.argv[1]}/masked_lm", dtype=dtype)
+    for name, each in {"model": model, "copy": neobert_hf.inference_copy(model)}.items():
+        with torch.inference_mode():
+            difference = each(**inputs).last_hidden_state.double() - wanted["last_hidden_state"]
+        largest = wanted["last_hidden_state"].abs().max()
+        errors[f"{name} {dtype}"] = (difference[inputs["attention_mask"] == 1].abs().max() / largest).item()
+try:
+    neobert_hf.inference_copy(model, int8=True)
+except ValueError as error:
+    errors["refusal"] = str(error)
+print(json.dumps(errors))
+"""
+
+
+def test_the_model_is_right_where_torch_has_no_onednn():
+    """torch for macOS has none. The error of bf16 is that of its 8 bits after 3 blocks; int8 needs oneDNN and is refused."""
+    command = [sys.executable, "-c", WITHOUT_ONEDNN, str(Path(__file__).parents[1] / "golden")]
+    errors = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    assert "has no int8 products for cpu on this machine; omit int8=True" in errors.pop("refusal")
+    assert len(errors) == 4
+    assert all(error < (1e-5 if name.endswith("float32") else 5e-2) for name, error in errors.items()), errors
