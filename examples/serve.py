@@ -301,10 +301,9 @@ def open_modules(folder: Path, config: Any, role: str, is_cross: bool) -> Server
             raise HTTPException(400, "the model reads pairs of texts; send [text, text], or a batch of pairs")
         if is_cross:
             has_sigmoid = type(model.activation_fn) is Sigmoid
-            scores = model.predict(inputs, activation_fn=Identity() if is_raw or has_sigmoid else None)
-            scores = scores.reshape(len(inputs), -1)
-            if has_sigmoid and not is_raw:
-                scores = sigmoid(scores)
+            activation = Identity() if is_raw or has_sigmoid else None
+            scores = model.predict(inputs, activation_fn=activation).reshape(len(inputs), -1)
+            scores = sigmoid(scores) if has_sigmoid and not is_raw else scores
         else:
             logits = model.encode(inputs, convert_to_tensor=True)
             scores = logits if is_raw else logits.softmax(-1)
@@ -341,11 +340,11 @@ def open_head(folder: Path, config: Any) -> Server:
 
     def classify(inputs: list, is_raw: bool) -> list:
         rows = [each if isinstance(each, str) else dict(zip(("text", "text_pair"), each)) for each in inputs]
-        options = {"top_k": None, "truncation": True, "batch_size": 32}
-        if is_raw or what == CLASSIFIER:
-            return model(rows, function_to_apply="none" if is_raw else None, **options)
-        found = model(rows, function_to_apply="none", **options)
-        if config.problem_type != "regression":
+        has_logits = is_raw or what == RERANKER
+        found = model(
+            rows, top_k=None, function_to_apply="none" if has_logits else None, truncation=True, batch_size=32
+        )
+        if has_logits and not is_raw and config.problem_type != "regression":
             found = [[label | {"score": float(sigmoid(label["score"]))} for label in labels] for labels in found]
         return found
 

@@ -290,7 +290,6 @@ def convert(parser: Parser) -> Run:
     """Convert a checkpoint in another layout, or a pickle, to the published layout.
 
     neobert convert exported runs/model
-    neobert convert runs/model split --to w1w2
     neobert convert model_checkpoints/100000 runs/model --base chandar-lab/NeoBERT
 
     The source is not changed, and no bit of its weights either. Pickles are read in a way that runs none of their code.
@@ -298,16 +297,13 @@ def convert(parser: Parser) -> Run:
     add = parser.add_argument
     add("source", metavar="SRC", help="Checkpoint: folder or Hub id.")
     add("out", metavar="DST", help="Folder to write, new or empty.")
-    text = "Layout to write: gate and up fused as ffn.w12, or separate as ffn.w1 and ffn.w2."
-    add("--to", choices=("published", "w1w2"), default="published", help=text)
     add("--base", metavar="MODEL", help="Model with the config and the tokenizer, if SRC has none: folder or Hub id.")
 
     def run(**options) -> None:
         from neobert_hf.hub.convert import convert
 
         print(json.dumps(convert(**options)))
-        if options["to"] == "published":
-            _say_next("doctor", options["out"])
+        _say_next("doctor", options["out"])
 
     return run
 

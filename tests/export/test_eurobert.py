@@ -27,12 +27,6 @@ pytestmark = pytest.mark.skipif(not HAS_EUROBERT, reason="transformers has EuroB
 IDS = torch.tensor([[5, 6, 7, 8, 9, 5, 90, 14]])
 
 
-def same_tensors(found, wanted):
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
-
-
 @pytest.fixture
 def tagger(weights, tokenizer, tmp_path):
     """A tagger of three labels, stored in bfloat16."""
@@ -75,9 +69,6 @@ def test_a_tagger_computes_the_logits_of_the_oracle_and_keeps_its_labels_and_dty
     wanted = oracle.linear(oracle.encode(IDS[0].numpy())[2], "classifier") + oracle.weights["classifier.bias"]
     with torch.no_grad():
         assert largest_error(twin(IDS).logits[0], wanted) < 1e-6  # EuroBERT's angles are float32
-
-    convert(tmp_path / "twin", tmp_path / "back")
-    same_tensors(load_file(tmp_path / "back/model.safetensors"), stored)
 
 
 def test_an_embedding_model_keeps_its_modules_prompts_and_vectors(tmp_path):
@@ -143,15 +134,15 @@ EXACT = {
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_what_a_config_may_say_is_exact_there_and_back(name, published, tmp_path):
-    """The export itself compares the numbers."""
+def test_what_a_config_may_say_is_exact(name, published, tmp_path):
+    """As stock transformers compute it."""
+    from transformers import AutoModelForMaskedLM
+
     change_config(published, **EXACT[name])
     export_model(published, tmp_path / "twin", to="eurobert")
-    convert(tmp_path / "twin", tmp_path / "back")
-    same_tensors(load_file(tmp_path / "back/model.safetensors"), load_file(published / "model.safetensors"))
-    before, after = (neobert_hf.NeoBERTConfig.from_pretrained(tmp_path / part) for part in ("published", "back"))
-    keys = ("rope_parameters", "pad_token_id", "num_attention_heads", "swiglu_width", "max_length", "norm_eps")
-    assert {key: getattr(before, key) for key in keys} == {key: getattr(after, key) for key in keys}
+    ours, theirs = (AutoModelForMaskedLM.from_pretrained(tmp_path / part).eval() for part in ("published", "twin"))
+    with torch.no_grad():
+        assert largest_error(theirs(IDS).logits, ours(IDS).logits) < FP32
 
 
 def test_a_vocabulary_padded_by_hand_stays_padded(tokenizer, tmp_path):
@@ -163,78 +154,14 @@ def test_a_vocabulary_padded_by_hand_stays_padded(tokenizer, tmp_path):
     assert (written["vocab_size"], written["mask_token_id"]) == (128, tokenizer.mask_token_id)
 
 
-# ------------------------------------------------------------------------------------------------- and back
-
-
-def test_a_eurobert_of_others_that_is_such_a_network_converts_exactly(tokenizer, tmp_path):
-    """Of EuroBERT/EuroBERT-210m, the config has this form: no biases, and no grouped queries."""
-    import transformers
-
-    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "mask_token_id": 4}
-    config = transformers.EuroBertConfig(
-        **sizes, **ids, num_attention_heads=4, rope_parameters={"rope_type": "default", "rope_theta": 250000.0}
-    )
-    theirs = transformers.EuroBertForMaskedLM(config).eval()
-    theirs.save_pretrained(tmp_path / "theirs")
-    tokenizer.save_pretrained(tmp_path / "theirs")
-    file = tmp_path / "theirs/config.json"  # of EuroBERT's own code, which may leave out what is a default
-    written = json.loads(file.read_text())
-    assert written.pop("rms_norm_eps")
-    file.write_text(json.dumps(written))
-    printed = run_main(neobert_cli, "convert", tmp_path / "theirs", tmp_path / "ours")
-    assert json.loads(printed)["added"] == ["decoder.bias: zeros"]
-    ours = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").eval()
-    with torch.no_grad():
-        assert largest_error(ours(IDS).logits, theirs(IDS).logits) < FP32
-
-
-def tensor_with(name, change):
-    def spoil(folder):
-        tensors = load_file(folder / "model.safetensors")
-        tensors[name] = change(tensors.get(name))
-        save_file({key: tensor for key, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
-
-    return spoil
-
-
 def config_with(**values):
     return lambda folder: change_config(folder, **values)
 
 
-GATE_BIAS, KEYS = "model.layers.1.mlp.gate_proj.bias", "model.layers.1.self_attn.k_proj.weight"
-OTHERS = {
-    "grouped queries": (config_with(num_key_value_heads=2), "num_key_value_heads=2, which NeoBERT has not"),
-    "wide heads": (config_with(head_dim=16), "head_dim=16"),
-    "another activation": (config_with(hidden_act="gelu"), "hidden_act='gelu'"),
-    "a head for classes": (config_with(architectures=["EuroBertForSequenceClassification"]), "architectures="),
-    "dynamic": (config_with(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "'rope_type': 'dynamic'"),
-    "a second base of the positions": (config_with(rope_theta=250_000.0), "rope_theta=250000.0"),
-    "a second scaling": (config_with(rope_scaling={"rope_type": "dynamic", "factor": 8.0}), "rope_scaling="),
-    "a context": (config_with(original_max_position_embeddings=16), "original_max_position_embeddings=16"),
-    "no class": (config_with(architectures=None), "architectures=None"),
-    "no name of a class": (config_with(architectures=[["a"]]), "architectures=None"),
-    "the encoder's class with a head": (config_with(architectures=["EuroBertModel"]), "the tensor lm_head"),
-    "a tensor of both layouts": (tensor_with("model.transformer_encoder.0.wo.weight", lambda _: torch.zeros(32, 32)),
-     r"the tensor model\.transformer_encoder\.0\.wo\.weight"),
-    "further options of YaRN": (config_with(rope_parameters={"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}),
-     "does not accept mscale"),
-    "no width": (config_with(hidden_size="32"), "lacks the sizes of a EuroBERT"),
-    "odd width": (config_with(intermediate_size=70), "intermediate_size=70, no multiple of 8"),
-    "biases": (tensor_with(GATE_BIAS, lambda bias: bias + 1), f"{GATE_BIAS} other than zeros"),
-    "lost keys": (tensor_with(KEYS, lambda _: None), r"lacks 1 tensors .*transformer_encoder\.1\.qkv"),
-    "short keys": (tensor_with(KEYS, lambda keys: keys[:16].clone()), r"lacks 1 tensors .*transformer_encoder\.1\.qkv"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_eurobert_is_refused_in_one_line(name, published, tmp_path):
+def test_a_eurobert_is_not_converted(published, tmp_path):
     export_model(published, tmp_path / "twin", to="eurobert")
-    change, words = OTHERS[name]
-    change(tmp_path / "twin")
-    with pytest.raises(ValueError, match=words) as caught:
+    with pytest.raises(ValueError, match="eurobert"):
         convert(tmp_path / "twin", tmp_path / "back")
-    assert "\n" not in str(caught.value) and not (tmp_path / "back").exists()
 
 
 # ------------------------------------------------------------------------------------------------- refusals

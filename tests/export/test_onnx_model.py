@@ -412,8 +412,6 @@ def test_the_package_runs_an_exported_folder_where_torch_and_transformers_are_no
     script = f"""
 import sys
 sys.modules.update(torch=None, transformers=None)
-import serve
-
 import neobert_hf
 from neobert_hf.export import OnnxModel
 print(neobert_hf.__version__, OnnxModel({str(exported_mini)!r}).encode("Open a file.")[:3].tolist())

@@ -11,24 +11,27 @@ from pathlib import Path
 
 import numpy as np
 
-from neobert_hf.export import OnnxModel
+sys.modules.update(torch=None, transformers=None)  # whose import takes a minute under emulation
 
-# Code, a table, a path and numbers: texts whose products of signed weights saturate without VNNI.
+from neobert_hf.export import OnnxModel  # noqa: E402
+
+# With signed weights, the sums of their products saturate without VNNI: vectors had cosines of 0.46 to 0.77 to those with VNNI.
 TEXTS = [
-    'reference.check(saved / "model.onnx", shifted(share), kind)',
-    "| zipfile | 0.742 | 8,113 | `asyncio.run()` |",
-    "/usr/lib/python3/email-4.1/curses.so",
-    "-12.5 884 3.07 -650.2 0.001 71",
+    'AutoModelForSequenceClassification.from_pretrained("runs/merged")',
+    "| Which documents are held out? | `pretraining/documents.py` | `Documents.split` |",
+    "from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig",
+    "How long does shipping take?",
 ]
 SENTENCE = "the quick brown fox jumps over lazy dog"
 
 
 def main(folders: Path, out: Path) -> None:
-    """Write the vectors of `TEXTS` by folder and dtype, and the entities of `SENTENCE` as JSON."""
-    found = {}
-    for folder, dtype in (("embedder", "fp32"), ("embedder", "int8"), ("earlier", "int8")):
-        model = OnnxModel(folders / folder, dtype, num_threads=1)
-        found[f"{folder} {dtype}"] = model.encode(TEXTS, normalize_embeddings=True)
+    """Write the vectors of texts by folder and dtype, and the entities of `SENTENCE` as JSON."""
+    # float32 is emulated ten times as slowly as int8
+    found = {"float32": OnnxModel(folders / "embedder", num_threads=1).encode(SENTENCE)}
+    for folder in ("embedder", "earlier"):
+        model = OnnxModel(folders / folder, "int8", num_threads=1)
+        found[folder] = model.encode(TEXTS, batch_size=1, normalize_embeddings=True)
     entities = OnnxModel(folders / "tagger", num_threads=1).predict(SENTENCE)
     scores = [entity.pop("score") for entity in entities]
     np.savez(out, entities=json.dumps(entities), scores=scores, **found)

@@ -252,8 +252,11 @@ def _keep_scores(graph: Graph, folder: Path, kind: str) -> None:
     name = str(read_activation(folder))
     types = {"None": None, "Sigmoid": None, "Identity": "regression"}  # whose scores are the logits
     if config.num_labels > 1:
-        types = {"Sigmoid": "multi_label_classification", "Softmax": "single_label_classification"}
-        types |= dict.fromkeys(("None", "Identity"), "regression")
+        types |= {
+            "Sigmoid": "multi_label_classification",
+            "Softmax": "single_label_classification",
+            "None": "regression",
+        }
     if name not in types:
         raise ValueError(
             f"{folder} makes scores of logits by {printable(name)}, which config.json cannot say; set activation_fn in "

@@ -98,11 +98,9 @@ class OnnxModel:
     def _find_entities(self) -> EntityFinder:
         names = [self.config["id2label"][str(number)] for number in range(len(self.config["id2label"]))]
         division = self.config.get("word_division", MARKS)
-
-        def logits_of(windows: Sequence[Encoding]) -> np.ndarray:
-            return self._compute(windows)["logits"]
-
-        return EntityFinder(self.tokenizer, self.max_length, names, logits_of, division)
+        return EntityFinder(
+            self.tokenizer, self.max_length, names, lambda windows: self._compute(windows)["logits"], division
+        )
 
     def __call__(self, texts: Text | Iterable[Text], truncation: Truncation = "warn") -> Arrays:
         """Return the outputs of the graph by name, of one batch of texts, padded to one length.

@@ -40,7 +40,7 @@ LIMITS = {
 # How many times wider the limits of int8 are: errors of a maximum do not cancel, and a token has a cosine of its own.
 WIDER = {("int8", SPARSE): 2, ("int8", MULTI_VECTOR): 4}
 NUM_TEXTS, TEXT_TOKENS = 32, 64
-NUM_LINES, LEAST_CHARACTERS = 320, 20
+NUM_LINES = 320
 KNOWN = 0.5  # least share of known tokens in a text that says something
 
 
@@ -218,9 +218,9 @@ def text_batches(tokenizer: PreTrainedTokenizerBase, longest: int) -> dict[str, 
 def short_lines(generator: np.random.Generator) -> list[str]:
     """Return `NUM_LINES` lines: code of this folder, and rows of tables, paths and numbers, a quarter of the lines each."""
     count, modules = NUM_LINES // 4, sorted(sys.stdlib_module_names)
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    code = [line.strip() for file in sources for line in file.read_text("utf-8").splitlines()]
-    lines = generator.choice([line for line in code if len(line) >= LEAST_CHARACTERS], count).tolist()
+    sources = [file.read_text("utf-8") for file in sorted(Path(__file__).parent.glob("*.py"))]
+    code = [line.strip() for line in "".join(sources).splitlines()]
+    lines = generator.choice([line for line in code if len(line) >= 20], count).tolist()
     for _ in range(count):
         one, two, three = generator.choice(modules, 3)
         numbers = generator.normal(0, 1000, 8)

@@ -47,11 +47,10 @@ def read_activation(folder: Path) -> str | None:
         ValueError: One of the files is damaged.
     """
     config = _read_object(folder / "config.json") or {}
-    of_version_4 = config.get("sentence_transformers")
-    named = (_read_object(folder / SETTINGS) or {}).get("activation_fn")
-    named = named or (of_version_4 if isinstance(of_version_4, dict) else {}).get("activation_fn")
-    named = named or config.get("sbert_ce_default_activation_function")
-    return str(named).rpartition(".")[2] if named else None
+    places = [_read_object(folder / SETTINGS), config.get("sentence_transformers")]
+    named = [place.get("activation_fn") for place in places if isinstance(place, dict)]
+    named.append(config.get("sbert_ce_default_activation_function"))
+    return next((str(name).rpartition(".")[2] for name in named if name), None)
 
 
 def _read_object(file: Path) -> dict | None:

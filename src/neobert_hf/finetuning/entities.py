@@ -64,7 +64,7 @@ class EntityFinder:
         return [found[number] for number in range(len(texts))]
 
     def _entities(self, text: str, windows: Sequence[Encoding], logits: Sequence[np.ndarray]) -> list[dict]:
-        word_ids, offsets = zip(*((window.word_ids, window.offsets) for window in windows))
+        word_ids, offsets = [window.word_ids for window in windows], [window.offsets for window in windows]
         if self.division != MARKS:
             starts = word_starts(text, self.division)
             word_ids = [_words_at(starts, *columns) for columns in zip(word_ids, offsets)]
@@ -90,5 +90,5 @@ class EntityFinder:
 
 def _words_at(starts: list[int], word_ids: list[int | None], offsets: list[tuple[int, int]]) -> list[int | None]:
     """For each token the number of the word that has its last character; None for special tokens."""
-    numbers = np.searchsorted(starts, [end - 1 for _, end in offsets], side="right") - 1
-    return [None if word is None else int(number) for word, number in zip(word_ids, numbers)]
+    numbers = np.searchsorted(starts, [end - 1 for _, end in offsets], side="right").tolist()
+    return [None if word is None else number for word, number in zip(word_ids, numbers)]

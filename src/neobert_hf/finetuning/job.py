@@ -488,7 +488,7 @@ class Job(BaseEstimator, ABC):
         found, base = forms["metrics"], self.metrics(trivial, labels)
         self._scores_of[split] = scores = {**forms, "trivial": base}
         if self._trainer is None or self._trainer.is_world_process_zero():
-            shown, words = {FORMS[kind]: form for kind, form in forms.items()}, self._tfidf(inputs)
+            shown, words = {FORMS[kind]: forms[kind] for kind in forms}, self._tfidf(inputs)
             if words is not None and not isinstance(words, str):
                 kind = "ridge" if self.problem_type == "regression" else "logistic"
                 shown[f"TF-IDF with {kind} regression"] = scores["tfidf"] = self.metrics(words, labels)

@@ -194,11 +194,10 @@ class Tagger(Job):
         trainer = self._opened()
 
         def logits_of(windows: Sequence[Encoding]) -> np.ndarray:
-            inputs = {"input_ids": [window.ids for window in windows]}
-            inputs["attention_mask"] = [window.attention_mask for window in windows]
-            trainer.model.eval()
-            tensors = {name: torch.tensor(values) for name, values in inputs.items()}
-            return trainer.prediction_step(trainer.model, tensors, prediction_loss_only=False)[1].float().cpu().numpy()
+            ids = torch.tensor([window.ids for window in windows])
+            mask = torch.tensor([window.attention_mask for window in windows])
+            inputs, model = {"input_ids": ids, "attention_mask": mask}, trainer.model.eval()
+            return trainer.prediction_step(model, inputs, prediction_loss_only=False)[1].float().cpu().numpy()
 
         tokenizer = self.tokenizer
         return EntityFinder(
@@ -221,7 +220,7 @@ class Tagger(Job):
     def _forms(self, outputs: Any, labels: list, inputs: Sequence | None) -> dict[str, dict[str, float]]:
         """Metrics of the entities of texts, as the model is served; of given words, and of the pipeline, if F1 differs."""
         of_words = self.metrics(outputs, labels)
-        if inputs is None or "f1" not in of_words or "precision" not in of_words:  # plain tags
+        if inputs is None or "precision" not in of_words:  # plain tags
             return {"metrics": of_words}
         found = {division: self._metrics_of_texts(inputs, labels, division) for division in {self._division, MARKS}}
         forms = {"metrics": of_words | found[self._division]}
@@ -234,8 +233,7 @@ class Tagger(Job):
         """Precision, recall and F1 of the entities of texts: the words of a row with spaces, divided in some way."""
         sought = [*map(spans_of, words, to_iob2(labels, self._classes))]
         found = self._finder(division)([" ".join(row) for row in words])
-        keys = ("entity_group", "start", "end")
-        spans = [{tuple(entity[key] for key in keys) for entity in of_text} for of_text in found]
+        spans = [{(each["entity_group"], each["start"], each["end"]) for each in of_text} for of_text in found]
         num_right = sum(len(a & b) for a, b in zip(sought, spans))
         num_sought, num_found = (max(sum(map(len, each)), 1) for each in (sought, spans))
         f1 = 2 * num_right / (num_sought + num_found)

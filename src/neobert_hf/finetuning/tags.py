@@ -23,8 +23,9 @@ def word_starts(text: str, division: str) -> list[int]:
             continue
         first, last = (start + column for column in _body(found[0]))
         ending = ENDING.search(text[first:last])
-        starts += [*range(start, first), first]
-        starts += [first + ending.start()] if ending else []
+        starts += range(start, first + 1)
+        if ending:
+            starts.append(first + ending.start())
         starts += range(last, end)
     return list(dict.fromkeys(starts))  # a word of marks alone has no body
 

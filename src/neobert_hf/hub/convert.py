@@ -1,9 +1,8 @@
-"""Convert checkpoints between the layouts of NeoBERT: published, split gate and up, tied decoder, EuroBERT, pickles.
+"""Convert checkpoints of other layouts to the published one: split gate and up, tied decoder, pickles.
 
-The layouts hold the same numbers in another order: a conversion joins, splits and copies tensors, and changes no bit of them.
+The layouts hold the same numbers in another order: a conversion joins and copies tensors, and changes no bit of them.
 """
 
-import json
 import re
 import shutil
 import zipfile
@@ -20,10 +19,8 @@ from ..model.checkpoint_neobert import set_auto_map
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTModel, NeoBERTPreTrainedModel
 from ..model.weight_files_neobert import canonical_name, check_names
-from .eurobert import MODEL_TYPE, from_eurobert
 from .layouts import WEIGHTS, Checkpoint, check_sizes, class_of, read_checkpoint, read_config
 
-LAYOUTS = ("published", "w1w2")
 PICKLES = ("pytorch_model*.bin", "state_dict.pt")  # of a repository on the Hub, beside the data files
 # Where trainings nest the weights; the first is DeepSpeed's.
 NESTED = ("module", "state_dict", "model_state_dict", "model")
@@ -34,26 +31,21 @@ EMBEDDING = "model.encoder.weight"
 Tensors = dict[str, torch.Tensor]
 
 
-def convert(
-    source: str | Path, out: str | Path, to: str = "published", base: str | Path | None = None
-) -> dict[str, Any]:
-    """Write a checkpoint in another layout, with config and tokenizer; in the published layout also with the code.
+def convert(source: str | Path, out: str | Path, base: str | Path | None = None) -> dict[str, Any]:
+    """Write a checkpoint in the published layout, with config, tokenizer and code.
 
     Args:
         source: Folder or Hub id. Pickled weights are read with `weights_only=True`.
         out: Folder to write, new or empty. It appears when it is complete.
-        to: `published`, or `w1w2` (see `neobert_hf.hub.layouts.Checkpoint`).
         base: Folder or Hub id of the model from which config and tokenizer come, if the source has none.
 
     Returns:
-        The folder, its layout and the layout of the source, and in `added` what the source lacked.
+        The folder, the layout of the source (see `neobert_hf.hub.layouts.Checkpoint`), and in `added` what the source lacked.
 
     Raises:
         ValueError: The source is no NeoBERT or incomplete; the message names the solution.
         OSError: `out` is not empty, or a file cannot be read or written.
     """
-    if to not in LAYOUTS:
-        raise ValueError(f"to={to!r} is no layout that can be written; choose {' or '.join(LAYOUTS)}")
     folder, out = resolve(source, PICKLES), Path(out)
     check_links(folder)
     if (folder / "modules.json").exists():
@@ -69,19 +61,19 @@ def convert(
     if base is not None and not checkpoint.config:
         checkpoint = checkpoint._replace(config={**read_config(base), "architectures": None})
     weights = read_weights(checkpoint)
-    if is_eurobert := checkpoint.config.get("model_type") == MODEL_TYPE:
-        checkpoint, weights = from_eurobert(checkpoint, weights)
     tensors = as_published(weights)
     model, added = describe_model(checkpoint, tensors)
     tokenizer = load_tokenizer(str(tokenizer_folder), model.config.vocab_size, model.config)
 
     with new_folder(out) as built:
-        save_file(as_w1w2(tensors) if to == "w1w2" else tensors, built / WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, built / WEIGHTS, metadata={"format": "pt"})
         tokenizer.save_pretrained(built)
-        if (folder / "README.md").is_file() and not is_eurobert:  # that card describes the other layout
+        if (folder / "README.md").is_file():
             shutil.copy(folder / "README.md", built)
-        save_config(model, built, to)
-    return {"folder": str(out), "from": checkpoint.layout, "to": to, "added": added}
+        custom_object_save(NeoBERTModel, built)
+        set_auto_map(model, model.auto_classes)
+        model.config.save_pretrained(built)
+    return {"folder": str(out), "from": checkpoint.layout, "added": added}
 
 
 def find_tokenizer(folder: Path, base: Path | None) -> Path:
@@ -160,17 +152,6 @@ def as_published(tensors: Tensors) -> Tensors:
             )
         found[fused] = torch.cat((gate, up))
     return found
-
-
-def as_w1w2(tensors: Tensors) -> Tensors:
-    """Split each fused tensor `w12` (2F, D) into gate `w1` and up `w2`, each (F, D)."""
-    split = {}
-    for name, tensor in tensors.items():
-        if ".ffn.w12." in name:
-            split |= {name.replace("w12", new): part.clone() for new, part in zip(("w1", "w2"), tensor.chunk(2))}
-        else:
-            split[name] = tensor
-    return split
 
 
 def describe_model(checkpoint: Checkpoint, tensors: Tensors) -> tuple[NeoBERTPreTrainedModel, list[str]]:
@@ -252,15 +233,3 @@ def complete_decoder(tensors: Tensors, is_tied: bool | None) -> list[str]:
         tensors["decoder.bias"] = decoder.new_zeros(len(decoder))
         added.append("decoder.bias: zeros")
     return added
-
-
-def save_config(model: NeoBERTPreTrainedModel, folder: Path, layout: str) -> None:
-    """Write the code and config.json as `save_pretrained` does; our code does not read the layout w1w2, so not beside that."""
-    if layout == "published":
-        custom_object_save(NeoBERTModel, folder)
-        set_auto_map(model, model.auto_classes)
-        return model.config.save_pretrained(folder)
-    context = model.config.max_position_embeddings
-    content = model.config.to_dict() | {"max_length": context, "tie_word_embeddings": False}
-    content.pop("auto_map", None)
-    (folder / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True), "utf-8")

@@ -154,8 +154,8 @@ def has_invariant_products(dtype: torch.dtype) -> bool:
         return False
     if dtype == torch.bfloat16:
         return not has_amx()
-    is_intel = "Intel" in getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "")
-    return not is_intel or torch.backends.cpu.get_cpu_capability() == "AVX512"
+    found = getattr(torch.cpu, "get_capabilities", dict)()
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" or "Intel" not in found.get("cpu_name", "")
 
 
 def has_amx() -> bool:
