@@ -32,11 +32,11 @@ test-avx2: .venv/dev
 	$(PYTEST) tests/model/test_kernels_neobert.py tests/model/test_inference_neobert.py tests/model/test_machine_neobert.py tests/test_pages.py
 
 # Other processors by qemu-user: x86 without VNNI, and ARM, which needs Debian and root. Without qemu, a test says why it is skipped.
-# test-x86 is the part of x86 alone.
+# test-x86 is the part of x86 alone, if nothing is installed for ARM.
 test-processors: .venv-aarch64/installed test-x86
 
 test-x86: .venv/dev
-	command -v qemu-x86_64 || test `id -u` != 0 || (apt-get update -qq && apt-get install -qq --yes qemu-user)
+	command -v qemu-x86_64 || test `id -u` != 0 || ! command -v apt-get || (apt-get update -qq && apt-get install -qq --yes qemu-user)
 	$(BIN)/python -m pytest -m processor tests/processors
 
 .venv-aarch64/installed: .venv/dev

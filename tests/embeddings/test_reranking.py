@@ -86,6 +86,7 @@ def test_a_pair_is_truncated_on_its_longer_side_and_padding_changes_no_score(fol
     np.testing.assert_allclose(reranker.predict(pairs), alone, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_all_modules_of_a_reranker_are_trained_and_saved_and_a_run_resumes(folder, tmp_path):
     reranker_of_modules(folder).save_pretrained(str(tmp_path / "start"))
     pairs_of(48).to_csv(tmp_path / "faq.csv")

@@ -100,6 +100,7 @@ def test_squad_with_impossible_answers_is_answered(tmp_path):
     assert all(row["answer"] in contexts[i // 2] for i, row in enumerate(rows))
 
 
+@pytest.mark.slow
 def test_pairs_with_a_bom_train_a_reranker_and_embeddings(tmp_path):
     lines = "".join(f'"Wie alt ist Nr. {i}?";"Nr. {i} ist {i} Jahre alt, \nungefähr."\n' for i in range(40))
     pairs = write(tmp_path / "paare.csv", f"Frage;Antwort\n{lines}", "utf-8-sig")

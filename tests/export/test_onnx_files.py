@@ -139,6 +139,7 @@ def test_a_folder_for_openvino_alone_holds_its_files_and_int8_weights_are_a_quar
     assert small.with_suffix(".bin").stat().st_size < 0.3 * weights.stat().st_size
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_model_without_tokenizer_is_config_and_one_file_in_opset_20_with_free_sizes(golden):
     folder = golden / "masked_lm"
     assert {path.name for path in folder.iterdir()} == {"config.json", "onnx"}
@@ -170,6 +171,7 @@ HEADS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task", ["text-classification", *(pytest.param(task, marks=pytest.mark.slow) for task in list(HEADS)[:3])]
 )

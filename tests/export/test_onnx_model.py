@@ -164,6 +164,7 @@ def test_predict_classifies_as_the_pipeline_does_and_a_call_gives_the_logits(tin
                 run(value)
 
 
+@pytest.mark.slow
 def test_a_classifier_that_learned_few_examples_is_exported_as_a_classifier(tiny_config, tokenizer, tmp_path):
     """Its default prompt and its length count too; a setting of an earlier training does not."""
     tiny_config.num_hidden_layers, tiny_config.problem_type = 1, "multi_label_classification"
@@ -234,7 +235,7 @@ def test_a_reranker_gives_the_scores_of_sentence_transformers(tiny_config, token
         export_model(tmp_path / "reranker", tmp_path / "vectors", task="sentence-similarity")
 
 
-@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("version", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_a_reranker_of_an_older_version_keeps_its_activation(tiny_config, tokenizer, tmp_path, version):
     """Versions 3 to 5 of sentence-transformers write it into config.json, and no other file tells a cross-encoder."""
     tiny_config.num_labels = 1
@@ -287,6 +288,7 @@ def scores_by_label(found):
     return {entry["label"]: entry["score"] for entry in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [pytest.param(["Pooling"], marks=pytest.mark.slow), ["Pooling", "Normalize"]])
 def test_an_embedding_is_as_long_as_that_of_sentence_transformers(tiny_config, tokenizer, tmp_path, kinds):
     tiny_config.num_hidden_layers = 1
@@ -336,6 +338,7 @@ def test_a_call_warns_once_of_the_texts_and_tokens_that_it_cuts(tiny_config, tok
 ODD_TEXTS = ["fox\tdog\u00adhouse 🤗 old\u00adsea\n" * 9, "the,fox." * 20, "東京" * 30, f"the{'house' * 15} sea " * 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_windows", [pytest.param(20, marks=pytest.mark.slow), 3])
 def test_a_tagger_gives_what_torch_gives_for_a_name_at_every_place(tiny_config, tokenizer, tmp_path, num_windows):
     """Windows have 14 tokens, of which three overlap; the words of the last text have 46."""

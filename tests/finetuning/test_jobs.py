@@ -288,6 +288,7 @@ def test_the_record_has_the_scores_of_the_last_fit_the_configuration_and_no_text
     assert record["source"] is None and record["rows"] == {"rows given in Python": 8}
 
 
+@pytest.mark.slow
 def test_a_model_is_saved_over_another_one_only_if_this_is_asked_for_and_then_nothing_of_that_stays(start, tmp_path):
     """A few-shot head, its scores, its card and its pictures would be taken for those of the new model."""
     place, fresh, run = tmp_path / "place", tmp_path / "fresh", tmp_path / "run"

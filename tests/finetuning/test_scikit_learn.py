@@ -129,6 +129,7 @@ def test_a_column_that_can_be_read_once_gives_what_its_list_gives(start):
     np.testing.assert_array_equal(read.predict_proba(zip(TEXTS, TEXTS)), job.predict_proba([*zip(TEXTS, TEXTS)]))
 
 
+@pytest.mark.slow
 def test_training_arguments_are_parameters_that_a_search_varies(start):
     options = {"learning_rate": 1e-2, "num_train_epochs": 2, "per_device_train_batch_size": 3}
     job = Classifier(start, 16, verbose=False, random_state=7, **options).fit(TEXTS, LABELS, use_cpu=True)
@@ -176,6 +177,7 @@ def test_a_cross_validation_is_a_loop_over_fits(start, kind):
     assert cross_val_score(job, kind(texts), kind(NUMBERS), **more).tolist() == expected
 
 
+@pytest.mark.slow
 def test_a_search_over_parameters_of_a_pipeline_finds_what_a_fit_finds(start):
     lower = FunctionTransformer(lambda texts: [text.lower() for text in texts])
     pipeline = Pipeline([("lower", lower), ("job", Classifier(start, verbose=False))])

@@ -155,6 +155,7 @@ TRAININGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "learning_rate"), TRAININGS)
 def test_a_training_keeps_the_vector_of_the_empty_text_opens_equal_and_resumes(name, learning_rate, tmp_path):
     """Near 0, the weights of [CLS] and [SEP] changed their signs in a few steps, and stock modules save no trained weights."""

@@ -493,6 +493,7 @@ def test_grouped_sdpa_makes_few_calls_for_many_sequences(grouped):
     assert sum(count * length for count, length in plan.mask.shapes) < 2 * sum(lengths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", GROUP_KERNELS)
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), data=st.data())
 @settings(max_examples=40, deadline=None, derandomize=True)

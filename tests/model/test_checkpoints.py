@@ -61,6 +61,7 @@ def test_a_saved_model_has_the_published_names_the_code_and_the_auto_map(checkpo
     assert tokenizer("the fox")["input_ids"][0] == tokenizer.convert_tokens_to_ids("[CLS]")
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_a_saved_model_loads_in_a_clean_process_with_the_same_output(model, tokenizer, saved):
     """Equal up to the order of summation, which depends on the number of threads (about 1e-7)."""

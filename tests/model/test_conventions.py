@@ -54,6 +54,7 @@ FAST = ("AutoModelForMaskedLM",)
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in AUTO_CLASSES if name not in ("AutoConfig", *FAST)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("auto_class", [*FAST, *SLOW])
 def test_every_class_compiles_to_one_graph_for_all_lengths(auto_class, tiny_config):
     """One for padded rows, and one for packed rows, which have other arguments."""

@@ -182,6 +182,7 @@ def test_a_copy_that_is_made_in_inference_mode_runs_outside_it(tiny_config):
     torch.testing.assert_close(copied(IDS).logits.detach(), wanted, rtol=1e-5, atol=1e-5)  # fp32, other kernels
 
 
+@pytest.mark.slow
 def test_a_copy_runs_compiled_and_under_autocast(tiny_config):
     model = NeoBERTModel(tiny_config).eval()
     copied = inference_copy(model)

@@ -63,6 +63,7 @@ def test_in_training_only_one_chunk_of_logits_exists(tiny_config, monkeypatch, p
         torch.testing.assert_close(parameter.grad, gradients[name], **FLOAT64)
 
 
+@pytest.mark.slow
 def test_sparse_training_compiles_into_one_graph_for_every_shape(tiny_config):
     tiny_config.sparse_prediction = True
     model = NeoBERTForMaskedLM(tiny_config).train()

@@ -134,6 +134,7 @@ print(json.dumps(errors))
 """
 
 
+@pytest.mark.slow
 def test_the_model_is_right_where_torch_has_no_onednn():
     """torch for macOS has none. The error of bf16 is that of its 8 bits after 3 blocks; int8 needs oneDNN and is refused."""
     command = [sys.executable, "-c", WITHOUT_ONEDNN, str(Path(__file__).parents[1] / "golden")]

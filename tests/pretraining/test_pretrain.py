@@ -58,6 +58,7 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
         run(corpus, tmp_path / "three", **phase_2, max_steps=6, longer_than=[24, 4000])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -85,6 +85,7 @@ def test_batch_and_accumulation_give_the_same_curve(trainer_of):
     assert max(np.abs(curves[0] - other).max() for other in curves[1:]) < 1e-4
 
 
+@pytest.mark.slow
 def test_the_trivial_accuracy_is_that_of_the_most_frequent_label_of_the_held_out_rows(trainer_of):
     trainer = trainer_of(eval_strategy="steps", eval_steps=5)
     trainer.train()

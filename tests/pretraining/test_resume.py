@@ -16,6 +16,7 @@ from neobert_hf.runs import manifests
 from neobert_hf.runs.folders import last_complete_checkpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -26,6 +26,7 @@ print(untuned, min(faults() for _ in range(3)))  # a machine with little memory 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt exists in glibc only")
 def test_large_tensors_reuse_their_memory_after_tuning():
     command = [sys.executable, "-c", PAGE_FAULTS, allocator.__file__]
