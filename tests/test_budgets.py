@@ -19,7 +19,7 @@ CODE = {
     "export": 947,
     "cli and __init__": 296,
 }
-TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_500, 5_597, 20, 60
+TEST_LINES, PROJECT_TEST_LINES, PAGES, CHANGELOG_LINES = 25_500, 5_395, 20, 60
 
 
 def code_lines(file):
