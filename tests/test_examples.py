@@ -41,13 +41,11 @@ def private_names(source):
     return set(used_names(source)) - public_names() - {"neobert_hf.__version__"}
 
 
-# It was a class of the library, and extends one of its jobs.
-INSIDE = ROOT / "examples/finetune_few_shot.py"
 # Programs that people run; the others are scripts that people copy.
-LONGER = {"finetune_few_shot": 320, "serve": 396}
+LONGER = {"serve": 396}
 
 
-@pytest.mark.parametrize("example", sorted({*EXAMPLES, *PROJECTS} - {INSIDE}), ids=lambda file: file.stem)
+@pytest.mark.parametrize("example", sorted({*EXAMPLES, *PROJECTS}), ids=lambda file: file.stem)
 def test_an_example_uses_public_names_only(example):
     assert private_names(example.read_text("utf-8")) == set()
 

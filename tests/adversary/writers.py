@@ -9,7 +9,6 @@ from pathlib import Path
 
 from adversary.machinery import EXPLAINED, RIGHT, Failed, Family
 from adversary.workbench import Workbench, files_of
-from neobert_hf.examples.finetune_few_shot import FewShotClassifier
 
 from neobert_hf.embeddings.vector_files import embed_files
 from neobert_hf.files import write_wordpiece
@@ -28,7 +27,6 @@ def prepare(bench: Workbench) -> tuple[list, dict]:
     with contextlib.redirect_stdout(io.StringIO()):
         jobs = [
             Classifier(model, 16).fit(TEXTS, LABELS, **FAST),
-            FewShotClassifier(model, 16).fit(TEXTS, LABELS, **FAST),
             Tagger(model, 16).fit(
                 [text.split() for text in TEXTS],
                 [["O"] * len(text.split()) for text in TEXTS[:-1]] + [["B-X", "O", "O"]],

@@ -1,15 +1,18 @@
 """sentence-transformers models give the numbers of a plain forward, and their folders load without the package."""
 
+import json
 import pickle
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from conftest import with_classes
 
 pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
 
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize
 from transformers import AutoTokenizer, configuration_utils
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForSequenceClassification, NeoBERTModel
@@ -20,6 +23,8 @@ from neobert_hf.embeddings import (
     sentence_transformer,
     sparse_encoder,
 )
+from neobert_hf.export.graphs import load_graph
+from neobert_hf.hub import write_card
 
 TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps in a warm red house by old sea", "fox"]
 
@@ -216,3 +221,52 @@ def test_modules_of_a_saved_embedding_model_are_left_out_with_a_warning(caplog):
     with caplog.at_level("WARNING"):
         sentence_transformer(MINI_MODEL_PATH)
     assert "with Dense, WordWeights, which sentence_transformer leaves out" in caplog.text
+
+
+def assert_task(folder, task):
+    """The export and the card say the same of a folder."""
+    assert load_graph(folder).task == task
+    write_card(folder)
+    assert f"pipeline_tag: {task}" in (folder / "README.md").read_text()
+
+
+def plain_dense(num_outputs):
+    return Dense(32, num_outputs, activation_function=torch.nn.Identity())
+
+
+NAMES = {"id2label": {0: "red", 1: "old", 2: "house"}}
+WITHOUT_CLASSES = {  # settings of the encoder, and the modules after it that end with a Dense
+    "as many as by default": ({}, [Dense(32, 2)]),
+    "default names": ({"num_labels": 3}, [Normalize(), plain_dense(3)]),
+    "names of an encoder": (NAMES, [plain_dense(3)]),
+    "names, and a Normalize": (NAMES, [Normalize(), Dense(32, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_CLASSES)
+def test_an_embedding_model_with_as_many_outputs_as_classes_has_no_classes(start, tmp_path, name):
+    settings, modules = WITHOUT_CLASSES[name]
+    model = sentence_transformer(str(start))
+    for setting, value in settings.items():
+        setattr(model[0].config, setting, value)
+    model.extend(modules)
+    model.save_pretrained(str(tmp_path))
+    assert_task(tmp_path, "sentence-similarity")
+
+
+@pytest.mark.parametrize("kind", ["new", "of an older version", "saved again by sentence-transformers", "LABEL_0"])
+def test_the_folder_of_a_model_that_ends_with_classes_keeps_them(start, tmp_path, kind):
+    """Earlier versions of this library trained such models from few examples."""
+    names = ["LABEL_0", "LABEL_1"] if kind == "LABEL_0" else ["red", "old", "house"]
+    model = with_classes(sentence_transformer(str(start)), names)
+    model.save_pretrained(str(tmp_path))
+    if kind == "of an older version":  # whose modules have numbers as names
+        file = tmp_path / "modules.json"
+        *others, last = json.loads(file.read_text())
+        file.write_text(json.dumps([*others, last | {"name": str(last["idx"])}]))
+    elif kind.startswith("saved again"):
+        SentenceTransformer(str(tmp_path), device="cpu").save_pretrained(str(tmp_path))
+    again = SentenceTransformer(str(tmp_path), device="cpu")
+    np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
+    assert [again[0].config.id2label[number] for number in range(len(names))] == names
+    assert_task(tmp_path, "text-classification")

@@ -110,12 +110,11 @@ def test_pairs_with_a_bom_train_a_reranker_and_embeddings(tmp_path):
     assert (tmp_path / "b/modules.json").is_file()
 
 
-@pytest.mark.parametrize("script", [pytest.param("finetune_few_shot", marks=pytest.mark.slow), "finetune_lora"])
-def test_the_same_spreadsheet_works_in_the_other_scripts_of_classes(script, tmp_path):
+def test_the_same_spreadsheet_works_in_the_other_script_of_classes(tmp_path):
     lines = "".join(f'"{text}";{label}\n' for text, label in tickets(32))
     train = write(tmp_path / "tickets.csv", f"Text;Klasse\n{lines}", "utf-8-sig")
     columns = ["--text_columns", "Text", "--label_column", "Klasse", "--output_dir", tmp_path / "out"]
-    run(script, "--train_file", train, *columns, *SHORT)
+    run("finetune_lora", "--train_file", train, *columns, *SHORT)
     assert any((tmp_path / "out").iterdir())
 
 
@@ -129,7 +128,6 @@ EMPTY_PDF = "".join(
 TRAINING = ["--output_dir", "out", *SHORT]
 JOBS = {
     "finetune_classifier": (".csv", ["--train_file"], TRAINING),
-    "finetune_few_shot": (".csv", ["--train_file"], TRAINING),
     "finetune_lora": (".csv", ["--train_file"], TRAINING),
     "finetune_tagger": (".conll", ["--train_file"], TRAINING),
     "finetune_qa": (".json", ["--train_file"], TRAINING),

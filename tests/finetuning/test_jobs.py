@@ -14,9 +14,9 @@ pytest.importorskip("sentence_transformers", reason="needs sentence-transformers
 pytest.importorskip("seqeval", reason="needs scikit-learn, seqeval and peft (pip install -e .[train])")
 
 import pandas
-from conftest import contents, largest_file
-from finetune_few_shot import FewShotClassifier, FewShotTrainingArguments
+from conftest import contents, largest_file, with_classes
 
+from neobert_hf import sentence_transformer
 from neobert_hf.files import read_rows
 from neobert_hf.finetuning import (
     Classifier,
@@ -37,7 +37,6 @@ WORDS, TAGS = [text.split() for text in TEXTS], [["O"] * (len(text.split()) - 1)
 ANSWERS = [{"text": [text.split()[0]], "answer_start": [0]} for text in TEXTS]
 COLUMNS = {
     Classifier: (TEXTS, LABELS),
-    FewShotClassifier: (TEXTS, LABELS),
     Tagger: (WORDS, TAGS),
     QuestionAnswerer: (["it"] * 8, TEXTS, ANSWERS),
 }
@@ -258,8 +257,7 @@ def test_labels_of_an_evaluation_have_the_forms_of_those_of_a_fit(start):
 
 @pytest.mark.parametrize("job", COLUMNS)
 def test_one_object_of_arguments_serves_several_fits_also_without_validation(start, tmp_path, job):
-    kind = FewShotTrainingArguments if job is FewShotClassifier else FineTuningArguments
-    training = kind(str(tmp_path), use_cpu=True, disable_tqdm=True, max_steps=2)
+    training = FineTuningArguments(str(tmp_path), use_cpu=True, disable_tqdm=True, max_steps=2)
     before = training.to_dict()
     columns, twice = COLUMNS[job], job(start, 16)
     twice.fit(*columns, training=training)
@@ -290,17 +288,17 @@ def test_the_record_has_the_scores_of_the_last_fit_the_configuration_and_no_text
 
 @pytest.mark.slow
 def test_a_model_is_saved_over_another_one_only_if_this_is_asked_for_and_then_nothing_of_that_stays(start, tmp_path):
-    """A few-shot head, its scores, its card and its pictures would be taken for those of the new model."""
+    """The modules of an embedding model, scores, a card and pictures would be taken for those of the new model."""
     place, fresh, run = tmp_path / "place", tmp_path / "fresh", tmp_path / "run"
-    few, plain = FewShotClassifier(start, 16), Classifier(start, 16)
-    few.fit(TEXTS, LABELS, (TEXTS, LABELS), **FAST).save(place)
+    with_classes(sentence_transformer(str(start)), ["old", "red"]).save_pretrained(str(place), create_model_card=False)
+    for name in ("training.json", "eval_results.json"):
+        (place / name).write_text("{}")
     (place / "confusion_matrix_test.png").touch()
     write_card(place)
     before = contents(place)
-    plain.fit(TEXTS, LABELS, (TEXTS, LABELS), output_dir=str(run), **FAST)
-    for job in (few, plain):
-        with pytest.raises(FileExistsError, match=r"place exists and holds .*or give overwrite=True"):
-            job.save(place)
+    plain = Classifier(start, 16).fit(TEXTS, LABELS, (TEXTS, LABELS), output_dir=str(run), **FAST)
+    with pytest.raises(FileExistsError, match=r"place exists and holds .*or give overwrite=True"):
+        plain.save(place)
     (place / "thesis.txt").write_text("years of work")
     with pytest.raises(FileExistsError, match=r"holds thesis\.txt; choose another folder"):
         plain.save(place, overwrite=True)

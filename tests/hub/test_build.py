@@ -12,8 +12,7 @@ from pathlib import Path
 import build as script
 import pytest
 import torch
-from conftest import change_config, contents, largest_file, reranker_of_modules, run_main
-from finetune_few_shot import add_head
+from conftest import change_config, contents, largest_file, reranker_of_modules, run_main, with_classes
 from huggingface_hub import ModelCard
 from transformers import BertConfig
 
@@ -111,7 +110,7 @@ def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and
     else:
         model = sentence_transformer(str(saved), pooling="cls", prompts={"query": "find: "}, normalize=True)
     if kind == "classes":
-        add_head(model, ["the fox", "a red house"] * 2, [0, 1] * 2, ["animal", "building"])
+        with_classes(model, ["animal", "building"])
     source = tmp_path / "source"
     model.save_pretrained(str(source))
     if kind == "embedding":  # one folder that embeds and fills masks, as that of the mini model

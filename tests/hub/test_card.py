@@ -14,8 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import reranker_of_modules
-from finetune_few_shot import add_head
+from conftest import reranker_of_modules, with_classes
 from huggingface_hub import EvalResult, InferenceClient, ModelCard
 from huggingface_hub.utils import validate_repo_id
 from markdown_it import MarkdownIt
@@ -42,7 +41,7 @@ HEADS = {
     "answers": ("NeoBERTForQuestionAnswering", {}),
     "choice": ("NeoBERTForMultipleChoice", {}),
 }
-EMBEDDERS = ("embedding", "sparse", "multi_vector", "few", "reranker", "modules", "modules of 3 classes")
+EMBEDDERS = ("embedding", "sparse", "multi_vector", "classes", "reranker", "modules", "modules of 3 classes")
 KINDS = (*HEADS, "adapter", *EMBEDDERS)
 MINI = Path(neobert_hf.MINI_MODEL_PATH)
 TRAINING = {"hub_model_id": None, "license": "cc-by-4.0", "language": ["de"], "max_steps": -1}
@@ -72,9 +71,7 @@ def embedder(kind, checkpoint):
     if kind == "reranker":
         return CrossEncoder(checkpoint, num_labels=1, model_kwargs={"ignore_mismatched_sizes": True})
     model = sentence_transformer(checkpoint)
-    if kind == "few":
-        add_head(model, ["the fox", "a red house", "old sea"] * 2, [0, 1, 2] * 2, ["fox", "house", "sea"])
-    return model
+    return with_classes(model, ["fox", "house", "sea"]) if kind == "classes" else model
 
 
 @pytest.fixture(scope="module")

@@ -341,7 +341,7 @@ def _dense(activation=None, num_outputs=37, place="sentence_embedding", **option
 # Modules of sentence-transformers behind the pooling, or before it if they read `token_embeddings`.
 MODULES = {
     "mini": lambda: [],
-    "few-shot": lambda: [Normalize(), _dense()],
+    "classes": lambda: [Normalize(), _dense()],
     "residual": lambda: [_dense(nn.GELU(), use_residual=True)],
     "one number": lambda: [LayerNorm(256), _dense(nn.Sigmoid(), 1)],
     "tokens": lambda: [_dense(nn.SiLU(), 256, "token_embeddings")],

@@ -86,7 +86,7 @@ class EmbeddingGraph(Graph):
     runtimes that pool by themselves get the right vector. It holds the states of the tokens if nothing but a normalization is
     around the pooling. Otherwise each token has the embedding itself.
 
-    The only output of a classifier that was trained with few examples, and of a reranker, is its logits (B, C).
+    The only output of a model that ends with a layer of classes, and of a reranker, is its logits (B, C).
 
     Args:
         chain: The embedding model or the reranker, on the CPU.

@@ -94,7 +94,7 @@ def fit_linear(
         labels: (N,) class ids or numbers, or (N, C) zeros and ones.
         num_outputs: Number of logits.
         problem_type: As in the config of a model.
-        strength: C of the logistic regression; None takes that of `choose_strength`.
+        strength: C of the logistic regression, as of `choose_strength`; None for numbers.
         weights: (N,) positive weights of rows of one class; 2 is a row that is there twice.
     """
     scaler = StandardScaler().fit(vectors, sample_weight=weights)
@@ -105,7 +105,7 @@ def fit_linear(
         ridge = RidgeCV(np.logspace(-1, 5, 7)).fit(features, labels)
         weight[0], bias[0] = ridge.coef_, ridge.intercept_
     else:
-        strength = strength or choose_strength(vectors, labels, problem_type)
+        assert strength
         if problem_type == MULTI:
             for i, column in enumerate(np.transpose(labels)):
                 if 0 < column.sum() < num_rows:

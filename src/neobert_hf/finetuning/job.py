@@ -67,16 +67,16 @@ LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_
 
 @contextmanager
 def training_arguments(
-    training: FineTuningArguments | None, options: dict, has_validation: bool = False, kind: type = FineTuningArguments
+    training: FineTuningArguments | None, options: dict, has_validation: bool = False
 ) -> Iterator[FineTuningArguments]:
     """Give a copy of the arguments, or those of the options; without `output_dir`, their folder is removed at the end."""
     if training and options:
         raise ValueError(f"give {', '.join(options)} in the training arguments, not beside training=...")
-    names = [field.name for field in dataclasses.fields(kind)]
+    names = [field.name for field in dataclasses.fields(FineTuningArguments)]
     if unknown := [name for name in options if name not in names]:
         found = f"{unknown[0]}={options[unknown[0]]!r:.80} is no training argument"
         similar = similar_argument(unknown[0], names)
-        raise ValueError(f"{found}; {f'did you mean {similar}?' if similar else f'see {kind.__name__}'}")
+        raise ValueError(f"{found}; {f'did you mean {similar}?' if similar else 'see FineTuningArguments'}")
     with TemporaryDirectory() as folder:
         if training:
             training = copy.copy(training)
@@ -85,7 +85,7 @@ def training_arguments(
             if training.output_dir is None:  # of a pickle: the devices are those of this process
                 training = dataclasses.replace(training, output_dir=folder)
         quiet = {} if "output_dir" in options else {"output_dir": folder, "report_to": "none", "save_only_model": True}
-        yield training or kind(**({} if has_validation else LAST_EPOCH) | quiet | options)
+        yield training or FineTuningArguments(**({} if has_validation else LAST_EPOCH) | quiet | options)
 
 
 def similar_argument(name: str, names: Sequence[str]) -> str | None:
@@ -407,7 +407,12 @@ class Job(BaseEstimator, ABC):
             of_classes = f" of {len(self.classes_)} classes" if len(self.classes_) > 1 else ""
             messages.say(f"trained on {len(columns[0]):,} rows{of_classes}")
             self._after_training()
-            self._end_fit(columns, validation, training)
+            self._training = training
+            self._facts = {"num_rows": len(columns[0]), "is_pair": isinstance(columns[0][0], tuple)}
+            if validation:
+                *inputs, labels = validation
+                self._count_seen(inputs, "validation")
+                self._report(self.outputs(*inputs), labels, "validation", Path(training.output_dir), inputs[0])
 
     def _learning_rate(self, config: PretrainedConfig) -> float:
         """The learning rate of a training, unless the user gives one."""
@@ -420,15 +425,6 @@ class Job(BaseEstimator, ABC):
     def _identity(self) -> dict[str, Any]:
         """What of a job, besides the training arguments, a resumed run must have too, as plain types."""
         return {}
-
-    def _end_fit(self, columns: Sequence[list], validation: Sequence | None, training: FineTuningArguments) -> None:
-        """Keep what the record says, and report on the validation rows; the columns are those of the training."""
-        self._training, self._learned = training, columns
-        self._facts = {"num_rows": len(columns[0]), "is_pair": isinstance(columns[0][0], tuple)}
-        if validation:
-            *inputs, labels = validation
-            self._count_seen(inputs, "validation")
-            self._report(self.outputs(*inputs), labels, "validation", Path(training.output_dir), inputs[0])
 
     def _count_seen(self, inputs: Sequence[list], split: str) -> None:
         """Say how many rows are rows of the training too."""
@@ -487,7 +483,7 @@ class Job(BaseEstimator, ABC):
         forms, (trivial, answer) = self._forms(outputs, labels, inputs), self._trivial(labels)
         found, base = forms["metrics"], self.metrics(trivial, labels)
         self._scores_of[split] = scores = {**forms, "trivial": base}
-        if self._trainer is None or self._trainer.is_world_process_zero():
+        if self._opened().is_world_process_zero():
             shown, words = {FORMS[kind]: forms[kind] for kind in forms}, self._tfidf(inputs)
             if words is not None and not isinstance(words, str):
                 kind = "ridge" if self.problem_type == "regression" else "logistic"
