@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import result_tables
+import torch
 from conftest import run_main
 from oracle import CONFIG, random_weights, write_checkpoint
 from PIL import Image
@@ -19,6 +20,7 @@ from PIL import Image
 import neobert_cli
 import neobert_hf
 from neobert_hf.model.backends_neobert import BACKENDS
+from neobert_hf.model.machine_neobert import has_invariant_products
 from neobert_hf.model.modeling_neobert import AUTO_CLASSES
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +45,8 @@ SNIPPETS = [
 @pytest.mark.parametrize("snippet", SNIPPETS)
 def test_the_snippets_run(snippet, tokenizer, tmp_path, monkeypatch):
     """A tiny checkpoint with the published tensor names replaces the published checkpoint."""
+    if "batch_invariant=True" in snippet and not has_invariant_products(torch.float32):
+        pytest.skip("this CPU has no products in float32 whose bits do not depend on the batch")
     folder = write_checkpoint(tmp_path / "NeoBERT", random_weights(), vocab_size=CONFIG["vocab_size"])
     tokenizer.save_pretrained(folder)
     monkeypatch.chdir(tmp_path)

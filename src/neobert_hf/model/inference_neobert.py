@@ -75,7 +75,7 @@ def inference_copy(
     if batch_invariant and (is_on_gpu or not has_invariant_products(dtype)):
         raise ValueError(
             f"batch_invariant=True needs products whose bits do not depend on the batch, and torch {torch.__version__} has none "
-            f"for {dtype} on this {device}; load the model with dtype=torch.float32 on a CPU, or omit it"
+            f"for {dtype} on this {device}; load the model with dtype=torch.float32 on a CPU with AVX-512, or omit it"
         )
     if is_on_gpu and encoders[0].dtype == torch.bfloat16 != best_dtype(device):
         raise ValueError(f"{device} has no instructions for bfloat16; load the model with dtype=torch.float16")
