@@ -100,7 +100,7 @@ def main():
             turns = {form: lambda run=run, ids=ids: run(ids) for form, run in runs.items()}
             for form, seconds in take_turns(turns, arguments.num_rounds, "cpu", f"{name}, {length} tokens").items():
                 median, spread = median_and_spread(seconds)
-                found[form] |= {f"{length} tokens, ms": 1000 * median, f"spread {length}": spread}
+                found[form] |= {f"{length} tokens, ms": 1000 * median, f"spread {length}": f"{spread:.0%}"}
         for form, of_form in vectors.items():
             cosines = (of_form * vectors["float32"]).sum(1)
             changed = float(np.mean(neighbours(of_form) != neighbours(vectors["float32"])))

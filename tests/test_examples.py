@@ -67,6 +67,7 @@ def test_a_private_name_is_found_however_it_is_imported():
     assert private_names(source) == {"neobert_hf.runs._check_run", "neobert_hf.transformers"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: file.stem)
 def test_a_script_has_a_short_help_that_leaves_out_what_only_a_library_declares(script):
     text = run_main(importlib.import_module(script.stem), "--help")

@@ -142,6 +142,7 @@ def assert_equal_results(found, wanted):
 SENTENCES = [SENTENCE, "The fox", "a quick dog, and then unknowns: %", "sleeps"]
 
 
+@pytest.mark.slow
 def test_predict_classifies_as_the_pipeline_does_and_a_call_gives_the_logits(tiny_config, tokenizer, tmp_path):
     model, onnx = exported(neobert_hf.NeoBERTForSequenceClassification, tiny_config, tokenizer, tmp_path, num_labels=3)
     for kind in (None, "multi_label_classification", "regression"):
@@ -304,6 +305,7 @@ def test_an_embedding_is_as_long_as_that_of_sentence_transformers(tiny_config, t
         export_model(tmp_path / "saved", tmp_path / "gguf", to="gguf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [pytest.param("right", marks=pytest.mark.slow), "left"])
 def test_a_call_warns_once_of_the_texts_and_tokens_that_it_cuts(tiny_config, tokenizer, tmp_path, side):
     tokenizer = copy.deepcopy(tokenizer)

@@ -74,6 +74,7 @@ def test_parquet_gives_the_columns_that_are_asked_for(tmp_path):
 FIELDS = st.text(st.characters(exclude_characters="\t\r\n\0", codec="utf-8"))
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(FIELDS, min_size=2, max_size=2), min_size=1))
 def test_a_tab_separated_file_keeps_every_character_but_tabs_line_ends_and_nul(tmp_path_factory, rows):
     """A mark inside of a field says that no mark of the file encloses one."""

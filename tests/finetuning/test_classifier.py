@@ -54,6 +54,7 @@ def texts(count, seed=0):
     return [" ".join(rng.choices(WORDS[:9], k=4)) + rng.choice([" red", " old", " red old", ""]) for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_several_classes_are_learned_and_a_saved_folder_says_which_words_are_there(model_folder, tmp_path):
     def rows(count, seed):
@@ -104,6 +105,7 @@ def test_a_regression_learns_numbers_in_the_unit_of_the_file(model_folder, tmp_p
     assert answer == {"label": "price", "score": pytest.approx(found[0]["prediction"], rel=1e-5)}
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
     rows = [{"text": text, "label": ("no", "yes")["red" in text]} for text in texts(60)]
@@ -131,6 +133,7 @@ def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
     assert not list((tmp_path / "evaluated").glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_all_of_few_rows_are_trained_on_and_a_cross_validation_gives_the_metrics(model_folder, tmp_path):
     rows = [{"text": text, "label": ("no", "yes")["red" in text]} for text in texts(60)]
     rows[-1] = rows[0]

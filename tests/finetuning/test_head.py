@@ -123,6 +123,7 @@ WORDS = [text.split()[-1] for text in TEXTS]
 FROZEN = {"max_steps": 1, "learning_rate": 0.0, "use_cpu": True, "disable_tqdm": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [WORDS, [[word, "thing"] for word in WORDS], [len(word) + 0.5 for word in WORDS]])
 def test_the_last_layer_alone_learns_the_training_rows_with_a_learning_rate_of_zero(labels):
     def error(head_first):

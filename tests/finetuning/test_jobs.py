@@ -74,6 +74,7 @@ def shuffled(column):
     return pandas.Series(column, index=range(len(column))[::-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", COLUMNS)
 def test_a_job_that_is_not_verbose_tells_nothing_and_learns_the_same(start, tmp_path, capsys, caplog, job):
     columns = COLUMNS[job]
@@ -226,6 +227,7 @@ def test_what_a_job_cannot_use_is_refused(start, job, call, message):
         call(job(start))
 
 
+@pytest.mark.slow
 def test_a_fit_takes_the_rows_of_a_file_also_with_labels_of_another_kind(start, tmp_path):
     rows = [f"{text},{number % 2}\n" for number, text in enumerate(TEXTS)]
     (tmp_path / "a.csv").write_text("".join(["text,label\n", *rows]))
@@ -245,6 +247,7 @@ def test_a_pooling_that_the_model_lacks_is_refused(bert):
         Classifier(bert, classifier_pooling="mean").fit(ONE, ["x", "y"])
 
 
+@pytest.mark.slow
 def test_labels_of_an_evaluation_have_the_forms_of_those_of_a_fit(start):
     marked = [["S-X" if tag == "B-X" else tag for tag in tags] for tags in TAGS]
     tagger = Tagger(start, 16).fit(np.array(WORDS, object), [np.array(tags) for tags in marked], **FAST)
@@ -255,6 +258,7 @@ def test_labels_of_an_evaluation_have_the_forms_of_those_of_a_fit(start):
     assert answerer.evaluate(questions, contexts, other) == answerer.evaluate(questions, contexts, answers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", COLUMNS)
 def test_one_object_of_arguments_serves_several_fits_also_without_validation(start, tmp_path, job):
     training = FineTuningArguments(str(tmp_path), use_cpu=True, disable_tqdm=True, max_steps=2)
@@ -269,6 +273,7 @@ def test_one_object_of_arguments_serves_several_fits_also_without_validation(sta
     assert all(np.array_equal(a, b) for a, b in zip(again, found)), "the second fit begins from the start"
 
 
+@pytest.mark.slow
 def test_the_record_has_the_scores_of_the_last_fit_the_configuration_and_no_text(start, tmp_path):
     pairs = [(text, "sea") for text in TEXTS]
     classifier = Classifier(start, 16).fit(pairs, LABELS, (pairs, LABELS), **FAST)
@@ -357,6 +362,7 @@ def test_the_identity_of_a_run_has_all_that_changes_its_model(start, tmp_path):
     assert {key for key in found[0] if found[0][key] != found[1][key]} == {"stride"}
 
 
+@pytest.mark.slow
 def test_an_adapter_that_was_opened_is_saved_and_merged_and_is_no_start(start, tmp_path):
     adapter = lora_config("SEQ_CLS", r=4)
     classifier = Classifier(start, 16, adapter=adapter, head_first=False).fit(TEXTS, LABELS, **FAST | {"max_steps": 12})

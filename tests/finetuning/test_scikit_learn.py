@@ -118,6 +118,7 @@ def test_several_classes_have_the_values_and_the_order_of_their_labels(start):
     assert job.predict(TEXTS) == expected and any(expected)
 
 
+@pytest.mark.slow
 def test_a_column_that_can_be_read_once_gives_what_its_list_gives(start):
     job, read = Classifier(start, 16, verbose=False), Classifier(start, 16, verbose=False)
     job.fit(TEXTS, NUMBERS, (TEXTS[:2], NUMBERS[:2]), **FAST)
@@ -167,6 +168,7 @@ def of_datasets(values):
 SLOW = (pytest.param(kind, marks=pytest.mark.slow) for kind in (np.array, polars.Series, of_datasets))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [list, shuffled, *SLOW])
 def test_a_cross_validation_is_a_loop_over_fits(start, kind):
     job, texts, expected = Classifier(start, 16, verbose=False), PAIRS if kind is list else TEXTS, []

@@ -263,6 +263,7 @@ def test_a_weight_of_another_tensor_type_uses_its_own_operation(kernels):
         torch.testing.assert_close(linear(layer, x, MULTIPLY[kernels]), wanted)
 
 
+@pytest.mark.slow
 def test_products_of_onednn_have_few_numbers_of_rows(monkeypatch):
     """oneDNN keeps a program of 0.5 MB for each number of rows, and the batches of a service have all of them."""
     asked = []

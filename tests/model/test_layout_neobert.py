@@ -174,6 +174,7 @@ def test_positions_beside_a_mask_make_the_same_layout_on_every_path(rows):
                 assert found_keys == [each.tolist()] * len(each)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_columns", [1, 2, 7])
 def test_an_exported_graph_marks_documents_by_positions_beside_a_mask(double_model, num_columns):
     """Each length from one token on, although the example has others."""

@@ -107,6 +107,7 @@ def test_bad_input_is_refused(name):
         list(PackedStream(documents_of(lengths), **{"max_tokens": 40, **arguments}))
 
 
+@pytest.mark.slow
 def test_a_resumed_trainer_continues_after_the_last_row_that_was_trained(tiny_config, tmp_path):
     """And not after the last one that was read, which is further on."""
     documents, trained = documents_of(range(3, 12)), []

@@ -176,6 +176,7 @@ def poison_gradient(trainer):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "poison"), [("loss", poison_loss), ("gradient", poison_gradient)])
 def test_a_loss_or_gradient_that_is_not_finite_stops_the_run_and_is_not_saved(trainer_of, tmp_path, name, poison):
     trainer = trainer_of(save_strategy="steps", save_steps=2, logging_steps=100)

@@ -201,6 +201,7 @@ def test_a_folder_of_other_files_is_left_alone(tokenizer, corpus, tmp_path):
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"letter.txt", LOCK}
 
 
+@pytest.mark.slow
 def test_a_second_tokenization_in_the_same_folder_is_refused(tokenizer, corpus, tmp_path):
     """It could have another tokenizer, and its settings would describe the ids of the first."""
     with lock_run(tmp_path / "out"), pytest.raises(ValueError, match="another process writes to"):

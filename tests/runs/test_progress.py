@@ -20,6 +20,7 @@ from neobert_hf.runs.progress import without_bars
 TEXTS, LABELS = ["the fox red", "a dog old", "red sea", "old sea"] * 4, ["red", "old"] * 8
 
 
+@pytest.mark.slow
 def test_a_file_has_a_line_for_each_epoch_or_log_and_the_history_is_that_of_trainer(start, tmp_path, capfd):
     options = {"use_cpu": True, "num_train_epochs": 3, "logging_steps": 1, "output_dir": str(tmp_path)}
     Classifier(start, 16).fit(TEXTS, LABELS, (TEXTS, LABELS), per_device_train_batch_size=8, **options)
