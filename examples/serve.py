@@ -30,6 +30,7 @@ from starlette.exceptions import HTTPException
 from tokenizers import Tokenizer
 
 from neobert_cli.parser import Parser
+from neobert_hf.checkpoints.saved_model import SavedModel
 from neobert_hf.export import OnnxModel
 from neobert_hf.files import run_command
 
@@ -234,67 +235,74 @@ def open_folder(folder: Path, dtype: str | None, runtime: str | None, num_thread
     """Open what a folder holds; ValueError if it cannot be served, or if an option is not for it."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; give one that a training saved, or that `neobert export` wrote")
-    if (folder / "onnx").is_dir() or (folder / "openvino").is_dir():
+    saved = SavedModel(folder)
+    if saved.graph:
         runtime = runtime or ("onnxruntime" if (folder / "onnx").is_dir() else "openvino")
         return open_exported(OnnxModel(folder, dtype or "fp32", runtime, num_threads or 1))
     if dtype or runtime:
         raise ValueError(f"{folder} is not exported, and --dtype and --runtime are for exported folders; omit them")
-    return open_saved(folder, num_threads)
+    return open_saved(saved.check_model(), num_threads)
 
 
 def open_exported(model: OnnxModel) -> Server:
     """Serve an exported model. Requests share it, and a thread computes each of them."""
-    server = Server(model.folder, EMBEDDER, None, model.tokenizer, model.max_length)
-    server.prompt = model.prompts.get(model.default_prompt_name, "")
-    architecture, num_labels = (model.config.get("architectures") or [""])[0], len(model.config["id2label"])
+    what = what_is_served(model.saved)
+    if what == TAGGER:
+        return Server(model.folder, what, lambda texts, _: model.predict(texts))
+    if what == ANSWERER:
+        return Server(model.folder, what, model.answer)
     of_logits = copy(model)
     of_logits.config = model.config | {"problem_type": "regression"}  # whose scores are the logits
-    if "sentence_embedding" in model.output_names:
-        server.run = lambda texts, _: model.encode(texts, normalize_embeddings=True, truncation="off")
-    elif architecture.endswith("ForTokenClassification"):
-        server = Server(model.folder, TAGGER, lambda texts, _: model.predict(texts))
-    elif architecture.endswith("ForSequenceClassification"):
-        server.what = RERANKER if num_labels == 1 else CLASSIFIER
-        options = {"top_k": num_labels, "truncation": "off"}
-        server.run = lambda inputs, is_raw: (of_logits if is_raw else model).predict(inputs, **options)
-    elif architecture.endswith("ForQuestionAnswering"):
-        server = Server(model.folder, ANSWERER, model.answer)
-    else:
-        raise ValueError(f"{model.folder} holds an exported {architecture}; give the folder of {', '.join(ROUTES)}")
-    return server
+    options = {"top_k": len(model.labels), "truncation": "off"}
+
+    def classify(inputs: list, is_raw: bool) -> list:
+        return (of_logits if is_raw else model).predict(inputs, **options)
+
+    def embed(texts: list, _: bool) -> np.ndarray:
+        return model.encode(texts, normalize_embeddings=True, truncation="off")
+
+    run = embed if what == EMBEDDER else classify
+    prompt = model.prompts.get(model.default_prompt_name, "")
+    return Server(model.folder, what, run, model.tokenizer, model.max_length, prompt)
 
 
-def open_saved(folder: Path, num_threads: int | None) -> Server:
+def what_is_served(saved: SavedModel) -> str:
+    """Return a key of ROUTES; ValueError if a folder holds none of these models."""
+    served = {"vector": EMBEDDER, "classes": CLASSIFIER, "score": RERANKER, "tags": TAGGER, "spans": ANSWERER}
+    if saved.kind not in served:
+        name = saved.library or saved.architecture or "model without a head"
+        raise ValueError(f"{saved.source} holds a {name}; give the folder of {', '.join(ROUTES)}")
+    return RERANKER if saved.kind == "classes" and len(saved.labels) == 1 else served[saved.kind]
+
+
+def open_saved(saved: SavedModel, num_threads: int | None) -> Server:
     """Open a folder that a training saved. Requests are computed one after another, each by all threads."""
     import torch
-    from transformers import AutoConfig
     from transformers.utils.logging import disable_progress_bar
 
-    from neobert_hf.checkpoints import check_modules_of
-    from neobert_hf.embeddings import role_of
-
-    if (folder / "adapter_config.json").is_file():
-        raise ValueError(f"{folder} holds an adapter; merge it into its model, and serve the folder of that")
     disable_progress_bar()
     if num_threads:
         torch.set_num_threads(num_threads)
-    is_cross, config = check_modules_of(str(folder)) == "CrossEncoder", AutoConfig.from_pretrained(folder)
-    role = role_of(folder, config)
-    server = open_modules(folder, config, role, is_cross) if role else open_head(folder, config)
+    what = what_is_served(saved)
+    saved.check_head()
+    server = open_modules(saved, what) if saved.library else open_head(saved, what)
     server.lock = Lock()
     return server
 
 
-def open_modules(folder: Path, config: Any, role: str, is_cross: bool) -> Server:
+def open_modules(saved: SavedModel, what: str) -> Server:
     """Open a model of sentence-transformers: it embeds texts, classifies them by a last layer, or reads pairs."""
     from sentence_transformers import CrossEncoder
     from torch.nn import Identity, Sigmoid
 
     from neobert_hf.embeddings import open_embedding_model, prompt_of
 
-    model = (CrossEncoder if is_cross else open_embedding_model)(str(folder))
-    num_labels = model.num_labels if is_cross else config.num_labels
-    labels = [config.id2label.get(i, f"LABEL_{i}") for i in range(num_labels)]
+    is_cross = saved.library == "CrossEncoder"
+    if is_cross:
+        saved.load_tokenizer()  # which refuses that of another model
+        model = CrossEncoder(saved.source)
+    else:
+        model = open_embedding_model(saved.source)
 
     def classify(inputs: list, is_raw: bool) -> list:
         if is_cross and str in map(type, inputs):
@@ -307,36 +315,35 @@ def open_modules(folder: Path, config: Any, role: str, is_cross: bool) -> Server
         else:
             logits = model.encode(inputs, convert_to_tensor=True)
             scores = logits if is_raw else logits.softmax(-1)
-        rows = [[{"label": name, "score": score} for name, score in zip(labels, row)] for row in scores.tolist()]
+        rows = [[{"label": name, "score": score} for name, score in zip(saved.labels, row)] for row in scores.tolist()]
         return [sorted(row, key=lambda found: -found["score"]) for row in rows]
 
-    what = RERANKER if num_labels == 1 else CLASSIFIER
-    server = Server(folder, what, classify, model.tokenizer.backend_tokenizer, model.max_seq_length or inf)
-    server.prompt = prompt_of(model)
-    if role == "embedding":
-        server.what, server.run = EMBEDDER, lambda texts, _: model.encode(texts, normalize_embeddings=True)
-    return server
+    def embed(texts: list, _: bool) -> np.ndarray:
+        return model.encode(texts, normalize_embeddings=True)
+
+    run = embed if what == EMBEDDER else classify
+    tokenizer = model.tokenizer.backend_tokenizer
+    return Server(saved.folder, what, run, tokenizer, model.max_seq_length or inf, prompt_of(model))
 
 
-def open_head(folder: Path, config: Any) -> Server:
+def open_head(saved: SavedModel, what: str) -> Server:
     """Open a model of transformers: a classifier, a tagger, or one that answers questions."""
     from transformers import pipeline
 
-    architecture = (config.architectures or ["model without a head"])[0]
-    if architecture.endswith("ForQuestionAnswering"):
+    folder = saved.folder
+    if what == ANSWERER:
         from neobert_hf.finetuning import QuestionAnswerer
 
         answerer = QuestionAnswerer(str(folder), verbose=False)
         return Server(folder, ANSWERER, lambda question, context: answerer.predict([question], [context])[0])
-    if architecture.endswith("ForTokenClassification"):
+    if what == TAGGER:
         from neobert_hf.finetuning import Tagger
 
         tagger = Tagger(str(folder), verbose=False)
         return Server(folder, TAGGER, lambda texts, _: tagger.find_entities(texts))
-    if not architecture.endswith("ForSequenceClassification"):
-        raise ValueError(f"{folder} holds a {architecture}; give the folder of {', '.join(ROUTES)}")
-    model = pipeline("text-classification", str(folder))
-    length = model.tokenizer.model_max_length = min(model.tokenizer.model_max_length, config.max_position_embeddings)
+    model = pipeline("text-classification", saved.source, tokenizer=saved.load_tokenizer())
+    length = min(model.tokenizer.model_max_length, model.model.config.max_position_embeddings)
+    model.tokenizer.model_max_length = length
 
     def classify(inputs: list, is_raw: bool) -> list:
         rows = [each if isinstance(each, str) else dict(zip(("text", "text_pair"), each)) for each in inputs]
@@ -344,11 +351,10 @@ def open_head(folder: Path, config: Any) -> Server:
         found = model(
             rows, top_k=None, function_to_apply="none" if has_logits else None, truncation=True, batch_size=32
         )
-        if has_logits and not is_raw and config.problem_type != "regression":
+        if has_logits and not is_raw and model.model.config.problem_type != "regression":
             found = [[label | {"score": float(sigmoid(label["score"]))} for label in labels] for labels in found]
         return found
 
-    what = RERANKER if config.num_labels == 1 else CLASSIFIER
     return Server(folder, what, classify, model.tokenizer.backend_tokenizer, length)
 
 

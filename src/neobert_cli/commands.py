@@ -186,7 +186,7 @@ def tokenize(parser: Parser) -> Run:
     add("--workers", type=int, metavar="INT", help=text)
 
     def run(output_dir, tokenizer_name, executor, tasks, workers, **source):
-        from neobert_hf.checkpoints.trust import load_tokenizer
+        from neobert_hf.checkpoints.tokenizer import load_tokenizer
         from neobert_hf.pretraining.corpus import Corpus
         from neobert_hf.pretraining.tokenizing import tokenize
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from adversary.machinery import RIGHT, Failed, Family, explained, fork_case
 from adversary.workbench import Workbench, files_of, weights_of
+from verifying import verify
 
 from neobert_hf import MINI_MODEL_PATH
-from neobert_hf.checkpoints.verify import verify
 
 SECRET = "a secret of this machine"
 

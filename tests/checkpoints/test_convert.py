@@ -14,10 +14,9 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig
 
 from neobert_cli import commands as neobert_cli
+from neobert_hf.checkpoints import SavedModel, examine
 from neobert_hf.checkpoints import conversion as convert
-from neobert_hf.checkpoints import examine
 from neobert_hf.checkpoints.conversion import read_pickle
-from neobert_hf.checkpoints.layouts import read_checkpoint
 
 # What the fork's exporter writes into config.json, besides sizes.
 FORK = {
@@ -86,7 +85,7 @@ def test_gate_and_up_that_stand_apart_are_fused_and_nothing_else_changes(saved, 
     split = shutil.copytree(saved, tmp_path / "split")
     tensors = split_gate_and_up(load_file(saved / "model.safetensors"))
     save_file(tensors, split / "model.safetensors")
-    assert read_checkpoint(split).layout == "w1w2"
+    assert SavedModel(split).layout == "w1w2"
     printed = run_main(neobert_cli, "convert", split, tmp_path / "back")
     assert json.loads(printed) == {"folder": str(tmp_path / "back"), "from": "w1w2", "added": []}
     assert contents(tmp_path / "back").keys() == contents(saved).keys()

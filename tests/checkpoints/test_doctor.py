@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from building import build
 from conftest import GOLDEN
 from oracle import CONFIG, random_weights, split_gate_and_up, write_checkpoint
 from safetensors.torch import load_file, save_file
@@ -21,9 +22,9 @@ from transformers import AutoTokenizer
 import neobert_hf
 from neobert_cli import commands as neobert_cli
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
-from neobert_hf.checkpoints import build, examine
+from neobert_hf.checkpoints import examine
 from neobert_hf.checkpoints.doctor import odd_values
-from neobert_hf.checkpoints.layouts import read_checkpoint, read_header
+from neobert_hf.checkpoints.saved_model import read_header
 from neobert_hf.model import modeling_neobert
 
 BLOCK = "model.transformer_encoder.1"
@@ -562,14 +563,6 @@ def test_q_and_k_that_change_a_fifth_as_much_as_v_are_trained(good, tmp_path, sh
 
     weights(change)(tmp_path / "model")
     assert codes(examine(tmp_path / "model", base=good)) == expected
-
-
-def test_the_last_step_of_deepspeed_is_inside_the_folder(tmp_path):
-    (tmp_path / "here").mkdir()
-    torch.save({"module": {}}, tmp_path / "mp_rank_00_model_states.pt")
-    (tmp_path / "here/latest").write_text("..")
-    with pytest.raises(OSError, match="holds no weights"):
-        read_checkpoint(tmp_path / "here")
 
 
 def test_a_comparison_that_is_not_possible_is_named(good, tmp_path):

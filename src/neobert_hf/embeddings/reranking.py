@@ -21,8 +21,8 @@ from transformers.hf_argparser import HfArg
 
 from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.embedding_models import warn_of_truncated
-from ..checkpoints.modules import check_modules_of
-from ..checkpoints.trust import keep_known_settings
+from ..checkpoints.saved_model import SavedModel
+from ..checkpoints.tokenizer import keep_known_settings
 from ..files.messages import say
 from ..runs import ResumeArguments, default_learning_rate
 from ..runs.progress import without_bars
@@ -64,10 +64,10 @@ def open_reranker(name: str, max_seq_length: int | None = None) -> CrossEncoder:
         max_seq_length: Length in tokens at which a pair is truncated; by default that of the tokenizer, at most 512.
 
     Raises:
-        ValueError: The folder or the id is not a model's, or as of `check_modules`.
+        ValueError: The folder or the id is not a model's, or as of `SavedModel.check`.
         OSError: The folder or the Hub holds no such model.
     """
-    check_modules_of(name)
+    SavedModel(name).check()
     options = {"dtype": torch.float32, "ignore_mismatched_sizes": True}  # of a head with several labels
     with without_bars(is_head_new=True):
         model = CrossEncoder(name, num_labels=1, model_kwargs=options)

@@ -13,9 +13,9 @@ from typing import Any
 from transformers.utils import logging
 
 from ..checkpoints.eurobert import open_twin, save_twin, twin_config, write_card_of_twin
-from ..checkpoints.layouts import WEIGHTS, quiet
-from ..checkpoints.modules import SETTINGS
+from ..checkpoints.saved_model import AUTO_CLASS_OF, SETTINGS, WEIGHTS
 from ..files.output import check_target, new_folder, write_json, writing
+from ..files.terminal import quiet
 from ..model.modeling_neobert import AUTO_CLASSES
 from .graphs import EMBEDDING, LOADING, MULTI_VECTOR, TASKS, EmbeddingGraph, Graph, SearchGraph, load_graph
 from .onnx import write_int8, write_onnx, write_openvino
@@ -163,8 +163,8 @@ def _write_eurobert(reference: Reference, folder: Path) -> dict[str, Any]:
         Its entry of the report.
     """
     graph, file = reference.graph, folder / WEIGHTS
-    config, (source, origin) = twin_config(graph.model, graph.task, graph.tokenizer), graph.origin
-    dtype = save_twin(graph.model, config, origin, folder)
+    config = twin_config(graph.model, graph.task, graph.tokenizer)
+    dtype = save_twin(graph.model, config, graph.saved, folder)
     if graph.tokenizer is not None:
         graph.tokenizer.save_pretrained(folder)
     graph.model = None  # type: ignore[assignment]  # which frees it
@@ -181,7 +181,7 @@ def _write_eurobert(reference: Reference, folder: Path) -> dict[str, Any]:
             twin = Graph(graph.task, open_twin(config, folder, **LOADING), graph.tokenizer)
     found = {"bytes": file.stat().st_size} | reference.check(file, torch_runner(twin.float().eval()), "float32")
     if graph.tokenizer is not None:
-        write_card_of_twin(source, origin, folder)
+        write_card_of_twin(graph.saved, folder)
     return found
 
 
@@ -200,7 +200,8 @@ def _write_settings(graph: Graph, folder: Path) -> None:
         _write_tasks(graph, folder)
     elif graph.prompts:
         write_json(folder / SETTINGS, graph.prompts)
-    config.architectures = [AUTO_CLASSES[TASKS[graph.task][0]].__name__]  # by which other programs know the task
+    kind, _ = TASKS[graph.task]
+    config.architectures = [AUTO_CLASSES[AUTO_CLASS_OF[kind]].__name__]  # by which other programs know the task
     with writing(folder / "config.json") as file:  # save_pretrained of the config would add code
         file.write(config.to_json_string().encode())
 

@@ -13,7 +13,7 @@ import torch
 from torch.export import Dim
 from torch.onnx.errors import OnnxExporterError
 
-from ..checkpoints.layouts import quiet
+from ..files.terminal import quiet
 from .graphs import Graph
 
 OPSET = 20

@@ -4,7 +4,6 @@
 pipelines of transformers.
 """
 
-import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from ..checkpoints.saved_model import SavedModel, read_object
+from ..checkpoints.trust import check_vocabulary
 from ..data.lengths import Truncation, fact_of_truncated
 from ..finetuning.entities import EntityFinder
 from ..finetuning.spans import MAX_ANSWER_TOKENS, best_answers
@@ -65,29 +66,25 @@ class OnnxModel:
             option = f" --{dtype}" if dtype in ("fp16", "int8") else ""
             command = f"neobert export MODEL OUT --to {graph.partition('/')[0]}{option}"
             raise FileNotFoundError(f"{self.folder} has no file {graph}; write it: {command}")
-        # transformers writes no names of labels where they are these
-        self.config = {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}} | self._read_json("config.json")
-        settings = self._read_json("config_sentence_transformers.json")
+        self.saved = SavedModel(self.folder).check_export()
+        self.config = self.saved.config
+        self.labels = self.saved.labels
+        settings = self.saved.settings
         self.prompts: dict[str, str] = settings.get("prompts", {})
         self.max_active_dims: int | None = settings.get("max_active_dims")
         self._readers: dict[str, OnnxModel] = {}
         self.default_prompt_name: str | None = settings.get("default_prompt_name")
         self.tokenizer = self._open_tokenizer()
+        check_vocabulary(self.tokenizer.get_vocab(), 0, self.folder, self.config.get("vocab_size"))
         self.output_names, self._run = open_graph(self.folder / graph, dtype, num_threads)
-
-    def _read_json(self, name: str) -> dict:
-        """Return the content of a file; that of a missing one is empty, since not every model has every file."""
-        file = self.folder / name
-        with _reading(file):
-            return json.loads(file.read_text("utf-8")) if file.is_file() else {}
 
     def _open_tokenizer(self) -> Tokenizer:
         """Return the tokenizer, which cuts and pads as the settings of the folder say."""
         with _reading(self.folder / "tokenizer.json"):
             tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
-        settings = self._read_json("tokenizer_config.json")
+        settings = read_object(self.folder / "tokenizer_config.json")
         self.max_length: int = settings["model_max_length"]
-        self.mask_token = self._read_json("special_tokens_map.json").get("mask_token")
+        self.mask_token = read_object(self.folder / "special_tokens_map.json").get("mask_token")
         tokenizer.enable_truncation(self.max_length, direction=settings.get("truncation_side", "right"))
         # The mask hides padding, so any id serves a tokenizer without such a token.
         pad_id = self.config.get("pad_token_id") or 0
@@ -96,10 +93,9 @@ class OnnxModel:
 
     @cached_property
     def _find_entities(self) -> EntityFinder:
-        names = [self.config["id2label"][str(number)] for number in range(len(self.config["id2label"]))]
         division = self.config.get("word_division", MARKS)
         return EntityFinder(
-            self.tokenizer, self.max_length, names, lambda windows: self._compute(windows)["logits"], division
+            self.tokenizer, self.max_length, self.labels, lambda windows: self._compute(windows)["logits"], division
         )
 
     def __call__(self, texts: Text | Iterable[Text], truncation: Truncation = "warn") -> Arrays:
@@ -277,7 +273,7 @@ class OnnxModel:
 
     def _choose_tokens(self, task: str) -> None:
         """Read texts of a task as sentence-transformers does: at its length, expanded, and only the tokens of scores."""
-        settings, run_graph = self._read_json("sentence_bert_config.json"), self._run
+        settings, run_graph = read_object(self.folder / "sentence_bert_config.json"), self._run
         expansion = (task == "query" and settings.get("query_expansion")) or {"length": 0, "attend": False}
         self.tokenizer, is_fixed = self._open_tokenizer(), expansion.get("strategy") == "fixed"
         self.max_length = expansion["length"] if is_fixed else settings.get(f"{task}_length") or self.max_length
@@ -319,11 +315,11 @@ class OnnxModel:
             TypeError: An element is no text.
         """
         fact_of_truncated([], self.max_length, truncation)  # an error if it is no such word
-        architecture, found = self.config["architectures"][0], _texts_of(texts)
-        if architecture.endswith("ForTokenClassification"):
+        found = _texts_of(texts)
+        if self.saved.kind == "tags":
             entities = self._find_entities(found, batch_size)
             return entities[0] if isinstance(texts, str | tuple) else entities
-        read = partial(self._labels if architecture.endswith("ForSequenceClassification") else self._fillings, top_k)
+        read = partial(self._labels if self.saved.kind == "classes" else self._fillings, top_k)
         if prompt := self.prompts.get(self.default_prompt_name or ""):  # of a model of sentence-transformers
             found = [(prompt + text[0], *text[1:]) if isinstance(text, tuple) else prompt + text for text in found]
         results = self._read_output("logits", read, found, batch_size, truncation)
@@ -368,7 +364,7 @@ class OnnxModel:
         return best_answers(starts, ends, windows, [context], max_answer_tokens)[0]
 
     def _labels(self, top_k: int | None, text: Text, encoding: Encoding, logits: np.ndarray) -> dict | list[dict]:
-        names, problem = self.config["id2label"], self.config.get("problem_type")
+        problem = self.config.get("problem_type")
         logits = logits.astype(np.float64)  # in float32, the sigmoid of large logits is one number
         if problem == "regression":
             scores = logits
@@ -376,7 +372,7 @@ class OnnxModel:
             scores = np.exp(-np.logaddexp(0, -logits))  # the sigmoid, without overflow
         else:
             scores = _softmax(logits)
-        best = [{"label": names[str(index)], "score": float(scores[index])} for index in np.argsort(-scores)[:top_k]]
+        best = [{"label": self.labels[index], "score": float(scores[index])} for index in np.argsort(-scores)[:top_k]]
         return best[0] if top_k is None else best
 
     def _fillings(self, top_k: int | None, text: Text, encoding: Encoding, logits: np.ndarray) -> list[dict]:

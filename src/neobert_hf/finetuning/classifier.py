@@ -40,10 +40,9 @@ from transformers import (
 )
 
 from ..checkpoints import MINI_MODEL_PATH
-from ..checkpoints.adapters import BASE_FILE, labels_of_adapter, open_adapter, save_adapter, set_label_type
+from ..checkpoints.adapters import open_adapter, save_adapter, set_label_type
 from ..checkpoints.embedding_models import tokens_lost
 from ..data.lengths import Truncation, beginning, fact_of_truncated
-from ..files.json_files import read_json
 from ..files.messages import say
 from ..files.output import content_hash, writing
 from ..runs import FineTuningArguments
@@ -90,6 +89,7 @@ class Classifier(ClassifierMixin, Job):
     """
 
     auto_class = AutoModelForSequenceClassification
+    kind = "classes"
     noun = "classifier"
     problem_type: str  # of `fit`, or of the trained model as soon as `classes_` are read
     _mean, _deviation = 0.0, 1.0
@@ -126,20 +126,14 @@ class Classifier(ClassifierMixin, Job):
         self._crossed: list[str] | None = None  # labels of a cross-validation, if it gives the metrics
         self._label_type: str | None = None  # of the labels: int, float or bool; None for texts
         self._weights: np.ndarray | None = None  # of the training rows
-        self._is_adapter = Path(self._source, "adapter_config.json").is_file()
 
     def _read_labels(self) -> None:
-        if self._is_adapter:
-            self.problem_type, self._names = labels_of_adapter(self._source)
-            self._label_type = read_json(Path(self._source, BASE_FILE)).get("label_type")
-            return
         super()._read_labels()
-        config = AutoConfig.from_pretrained(self._source)
-        self._label_type = getattr(config, "label_type", None)
-        self.problem_type = config.problem_type or (REGRESSION if len(self._classes) == 1 else SINGLE)
+        self._label_type = self._given.label_type
+        self.problem_type = self._given.problem_type
 
     def _load_trained(self) -> PreTrainedModel:
-        if not self._is_adapter:
+        if not self._given.is_adapter:
             return super()._load_trained()
         return open_adapter(self.auto_class, self._source, dtype="float32")
 
@@ -215,7 +209,7 @@ class Classifier(ClassifierMixin, Job):
             ValueError: A row has a fault, nothing can be learned from the labels, or the start is an adapter.
             FloatingPointError: The model has diverged.
         """
-        if self._is_adapter:
+        if self._given.is_adapter:
             remedy = "merge it first (`merge`, `save`), or give its base model and adapter=lora_config(...)"
             raise ValueError(f"{self._source} is an adapter, whose weights are not trained again; {remedy}")
         config = AutoConfig.from_pretrained(self._source)
@@ -244,7 +238,7 @@ class Classifier(ClassifierMixin, Job):
             texts, labels = self._weigh([texts, labels], given[1], sample_weight)
         if kind != MULTI:
             check_learnable(labels)
-        is_new = not self._is_trained(config) or config.num_labels != len(self._names)
+        is_new = not self._is_trained or config.num_labels != len(self._names)
         is_few = len(texts) < min(FEW_TEXTS, FEW_OF_CLASS * len(self._names)) and kind != REGRESSION
         self._is_head_first = is_new and is_few if self.head_first is None else self.head_first
         # the first token of a frozen encoder says less; an adapter keeps the pooling of its base

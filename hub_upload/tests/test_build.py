@@ -1,6 +1,5 @@
 """A build publishes one NeoBERT of its own code only, and loses no file that it does not replace."""
 
-import importlib
 import itertools
 import json
 import os
@@ -12,18 +11,19 @@ from pathlib import Path
 import build as script
 import pytest
 import torch
+from building import build
 from conftest import change_config, contents, largest_file, reranker_of_modules, run_main, with_classes
 from huggingface_hub import ModelCard
 from transformers import BertConfig
+from verifying import verify
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
-from neobert_hf.checkpoints import build, verify, write_card
+from neobert_hf.checkpoints import write_card
+from neobert_hf.checkpoints.card import UNKNOWN_LICENSE
 from neobert_hf.checkpoints.record import GENERATED
 from neobert_hf.embeddings import open_embedding_model, sentence_transformer
 from neobert_hf.embeddings.reranking import open_reranker
 from neobert_hf.export.graphs import load_graph
-
-build_module = importlib.import_module("neobert_hf.checkpoints.build")
 
 
 def assert_refused(message, model, out, **options):
@@ -171,11 +171,11 @@ def test_a_card_is_written_from_the_record_of_a_training_and_the_words_of_an_aut
     if card == "of write_card":
         write_card(saved)
     elif card:
-        text = GENERATED[1] if card == "generated" else f"My words. {build_module.UNKNOWN_LICENSE[:-1]}"
+        text = GENERATED[1] if card == "generated" else f"My words. {UNKNOWN_LICENSE[:-1]}"
         (saved / "README.md").write_text(f"---\ntags: [a]\n---\n{text}\n")
     out = build(saved, tmp_path / "hub", model_id="org/name", license="mit", language=["en"])
     text, names = (out / "README.md").read_text("utf-8"), {file.name for file in out.iterdir()}
-    assert "license: mit" in text and build_module.UNKNOWN_LICENSE not in text
+    assert "license: mit" in text and UNKNOWN_LICENSE not in text
     assert ("reviews.csv" in text) == ("Languages of its texts: en." in text) == (card != "mine")
     assert ("My words." in text) == (card == "mine")
     assert not names & {"training.json", "training_summary.json", "sources.json"}
