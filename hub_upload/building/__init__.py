@@ -17,8 +17,8 @@ from neobert_hf.checkpoints import SavedModel, load_tokenizer
 from neobert_hf.checkpoints.card import CARD, UNKNOWN_LICENSE, write_card
 from neobert_hf.checkpoints.embedding_models import adopt, open_embedding_model
 from neobert_hf.checkpoints.modules import replaceable_files
+from neobert_hf.checkpoints.network import check_finite, class_of
 from neobert_hf.checkpoints.record import RECORD, is_generated
-from neobert_hf.checkpoints.saved_model import check_finite, class_of
 from neobert_hf.checkpoints.tokenizer import keep_known_settings
 from neobert_hf.files import check_target, new_folder, read_json, write_json
 from neobert_hf.files.output import UNCHANGED, WRITTEN

@@ -17,8 +17,9 @@ from ..data.lengths import as_list
 from ..files.json_files import read_json
 from ..files.messages import say
 from ..files.output import writing
+from .network import count_parameters
 from .record import CARD_IS_EDITED, CARD_WRITER, MINI, RECORD, is_generated, origin_of
-from .saved_model import SavedModel, count_parameters
+from .saved_model import SavedModel
 
 CARD = "README.md"
 UNKNOWN_LICENSE = "The licence is not known: ask the author before you use it."

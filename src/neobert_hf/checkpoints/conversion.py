@@ -18,13 +18,13 @@ from ..model.checkpoint_neobert import set_auto_map
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTModel, NeoBERTPreTrainedModel
 from ..model.weight_files_neobert import canonical_name, check_names
-from .saved_model import WEIGHTS, SavedModel, check_sizes, class_of, read_object
+from .network import check_encoder, class_of, lost_layers, unknown_tensors
+from .saved_model import WEIGHTS, SavedModel, kind_of, read_object
 from .tokenizer import keep_known_settings, load_tokenizer
 from .trust import holds_tokenizer, resolve
 
 PICKLES = ("pytorch_model*.bin", "state_dict.pt")  # of a repository on the Hub, beside the data files
 NESTED = ("module", "state_dict", "model_state_dict", "model")  # where trainings put the weights
-HEADS = ("decoder.", "dense.", "classifier.", "qa_outputs.")
 FROM_WEIGHTS = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")  # keys of config.json
 EMBEDDING = "model.encoder.weight"
 Tensors = dict[str, torch.Tensor]
@@ -168,26 +168,21 @@ def describe_model(saved: SavedModel, tensors: Tensors) -> tuple[NeoBERTPreTrain
         )
     config = NeoBERTConfig.from_dict({k: value for k, value in saved.config.items() if k not in FROM_WEIGHTS})
     keep_known_settings(config, folder)
-    check_sizes(config, tensors, folder)
+    check_encoder(config, tensors, folder)
     model_class = find_class(config, tensors)
     added = complete_decoder(tensors, is_tied) if model_class is AUTO_CLASSES["AutoModelForMaskedLM"] else []
     with torch.device("meta"):
         model = model_class(config)
-    prefix = "model." if model_class is NeoBERTModel else ""
-    try:
-        weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-        lost, others = model.load_state_dict(weights, strict=False, assign=True)
-    except RuntimeError as error:  # a shape differs
-        reason = str(error).splitlines()[1].strip()
-        raise ValueError(f"{folder} does not have the shapes of its config.json ({reason}); correct it") from error
-    unknown = [name for name in others if not name.startswith(HEADS)]
-    for names, fault in ((lost, "lacks"), (unknown, "holds unknown")):
+    kind = kind_of(model_class.__name__)
+    for find, fault in ((lost_layers, "lacks"), (unknown_tensors, "holds unknown tensors:")):
+        names = find(config, tensors, kind)
         if names:
             raise ValueError(
-                f"{folder} {fault} {len(names)} tensors of a {model_class.__name__} (first: {names[0]}); it is incomplete, or "
-                "another model, or its config.json is another model's"
+                f"{folder} {fault} {names[0]} of a {model_class.__name__}; it is incomplete, or its config.json is "
+                "that of another model"
             )
-    config.dtype, config.architectures = tensors[EMBEDDING].dtype, [model_class.__name__]
+    config.dtype = tensors[EMBEDDING].dtype
+    config.architectures = [model_class.__name__]
     return model, added
 
 

@@ -23,29 +23,17 @@ from ..data.wordpiece import plain_tokenizer
 from ..files.errors import one_line
 from ..files.terminal import printable
 from ..model import configuration_neobert
-from .saved_model import (
-    FLOATS,
-    INDEX,
-    KINDS,
-    WEIGHTS,
-    SavedModel,
-    StoredTensor,
-    class_of,
-    listed,
-    read_header,
-    read_object,
-)
+from .network import FLOATS, StoredTensor, class_of, lost_layers, read_header, unknown_tensors
+from .saved_model import INDEX, WEIGHTS, SavedModel, kind_of, listed, read_object
 from .trust import NAMES, foreign_settings, nodes, resolve
 
 Findings = Iterator[tuple]  # code, place, and values of its text
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 OWN_CODE = Path(configuration_neobert.__file__).parent
 # A folder without weights is a checkpoint that lacks them if it has one of these files.
 MARKS = ("config.json", "modules.json", "adapter_config.json", WEIGHTS, INDEX)
 # The kind of a model by the task of an adapter. Where its config gives no task, PEFT names the class.
 KINDS_OF_PEFT = {"SEQ_CLS": "classes", "TOKEN_CLS": "tags", "QUESTION_ANS": "spans"}
-OF_HEADS = ("decoder.", "dense.", "classifier.", "qa_outputs.")
 IMPORT = re.compile(r"^\s*from \.(\w+)", re.MULTILINE)
 # Tables of positions that a class computes: a buffer, or an attribute that a function of frequencies returns.
 TABLE = re.compile(
@@ -72,6 +60,7 @@ class Subject:
         saved: What it holds; None if it cannot be read.
         fault: Why `SavedModel` refuses it; empty if it does not.
         tokenizer: Its tokenizer; None if there is none, or it is refused.
+        base: The base model of an adapter.
         files: All of its files.
     """
 
@@ -81,6 +70,7 @@ class Subject:
         self.files = [file for file in sorted(self.folder.rglob("*")) if file.is_file()]
         self.saved: SavedModel | None = None
         self.tokenizer: PreTrainedTokenizerBase | None = None
+        self.base: SavedModel | None = None
         self.fault = ""
         try:
             self.read()
@@ -96,6 +86,9 @@ class Subject:
             self.saved.check_export()
             return
         self.saved.check()
+        if self.saved.is_adapter:
+            self.base = SavedModel(self.saved.base).check()
+            return
         self.saved.check_head(self.saved.head)
         if self.saved.has_tokenizer:
             self.tokenizer = self.saved.load_tokenizer()
@@ -167,35 +160,26 @@ def check_loading(subject: Subject) -> Findings:
         if "neobert convert" in way_out:
             way_out = mends["convert"]
         yield "refused", subject.source, fact or way_out, way_out if fact else f"correct it, or {mends['again']}"
-    if (
-        saved is None
-        or subject.fault
-        or saved.config.get("model_type") != "neobert"
-        or saved.config.get("quantization_config")
-    ):
+        return
+    if saved is None or saved.shape is None:
         return
     if saved.architecture and class_of(saved.architecture) is None:
         yield "architecture", "config.json: architectures", saved.architecture
-    known = saved.expected(saved.head)
-    unknown = [name for name in sorted(saved.tensors) if name not in known and not name.startswith(OF_HEADS)]
+    unknown = unknown_tensors(saved.shape, saved.tensors, saved.head)
     if unknown:
         yield "tensors-unknown", listed(unknown)
 
 
 def check_adapter(subject: Subject) -> Findings:
     """The layers of the head that neither an adapter of PEFT nor its base model holds: each opening makes them anew."""
-    saved = subject.saved
-    if saved is None or subject.fault or not saved.is_adapter:
+    saved, base = subject.saved, subject.base
+    if saved is None or base is None or base.shape is None:
         return
     named = (saved.adapter.get("auto_mapping") or {}).get("base_model_class", "")
-    of_class = next((kind for end, kind in KINDS.items() if named.endswith(end)), "encoder")
-    kind = KINDS_OF_PEFT.get(saved.adapter.get("task_type") or "", of_class)
-    base = SavedModel(saved.base)
-    stored = {name for file in saved.folder.glob("adapter_model.safetensors") for name in read_header(file)}
-    if base.config.get("model_type") == "neobert" and stored:
-        for layer in base.lost_layers(kind):
-            if f"base_model.model.{layer}.weight" not in stored:
-                yield "adapter-lacks", layer
+    kind = KINDS_OF_PEFT.get(saved.adapter.get("task_type") or "", kind_of(named))
+    for layer in lost_layers(base.shape, base.tensors, kind):
+        if f"base_model.model.{layer}.weight" not in saved.tensors:
+            yield "adapter-lacks", layer
 
 
 def check_values(subject: Subject) -> Findings:
@@ -211,9 +195,7 @@ def check_values(subject: Subject) -> Findings:
         where = subject.name(file) if is_read else f"{subject.name(file)}, which is not loaded"
         try:
             tensors = read_header(file)
-        except OSError as error:
-            if not subject.fault:
-                yield f"{mark}weights-unreadable", where, one_line(error)
+        except OSError:  # `SavedModel` refuses one that is read
             continue
         for name, tensor in tensors.items():
             for kind in odd_values(tensor):
@@ -271,15 +253,13 @@ def lost_tables(code: str) -> set[str]:
 
 
 def check_json(subject: Subject) -> Findings:
-    """Damaged JSON files that no loader reads; settings that name code of other places or that is missing."""
+    """Settings that name code of other places or that is missing."""
     for file in subject.files:
         if file.suffix != ".json":
             continue
         try:
             settings = list(foreign_settings(file))
-        except (OSError, ValueError) as error:
-            if not subject.fault:
-                yield "json-damaged", subject.name(file), one_line(error).partition(";")[0]
+        except (OSError, ValueError):  # `SavedModel` refuses one that is read
             continue
         for key, value in settings:
             if key in NAMES:  # which `SavedModel` refuses where they count
@@ -329,15 +309,7 @@ def differing_text(opened: PreTrainedTokenizerBase, own: Tokenizer) -> str | Non
     return next((text for text, ids, encoding in zip(texts, found, expected) if ids != encoding.ids), None)
 
 
-def check_pickles(subject: Subject) -> Findings:
-    """Pickles that no loader of this library opens."""
-    for file in subject.files:
-        is_weight = subject.saved is None or file in subject.saved.files
-        if file.suffix in PICKLES and not is_weight and file.name != "training_args.bin":
-            yield "pickle", subject.name(file)
-
-
-CHECKS = (check_loading, check_adapter, check_values, check_code, check_json, check_tokenizer, check_pickles)
+CHECKS = (check_loading, check_adapter, check_values, check_code, check_json, check_tokenizer)
 
 
 def check_base(subject: Subject, base: str) -> Findings:
@@ -352,7 +324,7 @@ def check_base(subject: Subject, base: str) -> Findings:
     """
     tensors = SavedModel(base).tensors
     names = [name for name in subject.tensors if name.endswith(".qkv.weight") and subject.tensors[name].dtype in FLOATS]
-    if not names or subject.saved is None:
+    if not names or subject.saved is None or subject.saved.shape is None:
         yield "not-compared", subject.source, base
         return
     heads = subject.saved.shape.num_attention_heads

@@ -22,8 +22,9 @@ from safetensors.torch import save_file
 
 from ..files.output import replacing
 from .card import CARD, write_card
+from .network import BLOCK, FLOATS
 from .record import CARD_WRITER
-from .saved_model import BLOCK, FLOATS, WEIGHTS, SavedModel
+from .saved_model import WEIGHTS, SavedModel
 
 if TYPE_CHECKING:  # transformers before 5.3 has no EuroBERT
     from transformers import EuroBertConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -6,23 +6,20 @@ that `OnnxModel` runs where they are not installed.
 
 from __future__ import annotations
 
-import math
+import json
 import re
-from collections.abc import Iterable, Mapping
-from copy import copy
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..files.json_files import read_json
 from ..files.terminal import printable
 from .trust import NAMES, check_links, check_source, foreign_settings, holds_tokenizer, resolve
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..model.configuration_neobert import NeoBERTConfig
-    from ..model.modeling_neobert import NeoBERTPreTrainedModel
+    from .network import StoredTensor
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -36,11 +33,8 @@ DEEPSPEED = "*_model_states.pt"
 GRAPHS = ("onnx/*.onnx", "openvino/*.xml", "*.gguf")
 OF_EXPORT = ("config.json", "tokenizer.json", "tokenizer_config.json")
 CLASSES_MODULE = "classes"  # in modules.json, the name of the last module of a classifier
+SMALL_HEADS = ("dense.", "classifier.", "qa_outputs.")  # a decoder has the numbers of the whole vocabulary
 CONTEXTUAL = "contextual_neobert"  # the model type of contextual embedding models
-# The types of trained weights, as safetensors and torch name them.
-FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-BLOCK = re.compile(r"model\.transformer_encoder\.(\d+)\.(.+)")
-
 # The kinds of models: by the end of the name of an architecture, and by the class of sentence-transformers. Another architecture
 # is an encoder. A SentenceTransformer gives a vector or classes, a CrossEncoder a score or classes.
 KINDS = {
@@ -57,34 +51,6 @@ LIBRARY_KINDS = {
     "SparseEncoder": "sparse",
     "MultiVectorEncoder": "multi-vector",
 }
-# The Auto class that opens the network of a kind.
-AUTO_CLASS_OF = {
-    "encoder": "AutoModel",
-    "masked words": "AutoModelForMaskedLM",
-    "classes": "AutoModelForSequenceClassification",
-    "tags": "AutoModelForTokenClassification",
-    "spans": "AutoModelForQuestionAnswering",
-    "choices": "AutoModelForMultipleChoice",
-    "vector": "AutoModel",
-    "sparse": "AutoModelForMaskedLM",
-    "multi-vector": "AutoModel",
-}
-
-
-class StoredTensor(NamedTuple):
-    """A tensor in a safetensors file; `dtype` as safetensors names it, such as F32, and `name` as the file has it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    file: Path
-    name: str
-
-    def read(self) -> Tensor:
-        """Return its numbers, of `shape`."""
-        from safetensors import safe_open
-
-        with safe_open(self.file, "pt") as stream:
-            return stream.get_tensor(self.name)
 
 
 class SavedModel:
@@ -128,7 +94,7 @@ class SavedModel:
         self.config = read_object(self.main / "config.json")
         self.files: tuple[Path, ...] = ()
         self.tensors: dict[str, StoredTensor] = {}
-        if self.graph is None and not self.is_adapter:
+        if self.graph is None:
             self._read_weights()
 
     def _find_graph(self) -> Path | None:
@@ -138,10 +104,13 @@ class SavedModel:
 
     def _read_weights(self) -> None:
         from ..model.weight_files_neobert import canonical_name, check_names
+        from .network import read_header
 
         self.files = weight_files(self.main)
+        if self.is_adapter:
+            self.files = tuple(self.folder.glob("adapter_model.safetensors"))
         stored = [tensor for file in self.files for tensor in read_header(file).values()]
-        is_own = any("transformer_encoder." in tensor.name for tensor in stored)
+        is_own = any("transformer_encoder." in tensor.name for tensor in stored) and not self.is_adapter
         if is_own:
             check_names((tensor.name, str(tensor.file)) for tensor in stored)
         self.tensors = {canonical_name(tensor.name) if is_own else tensor.name: tensor for tensor in stored}
@@ -206,7 +175,7 @@ class SavedModel:
         """Kind of the network alone, by its architecture; an adapter is one of classes."""
         if self.is_adapter:
             return "classes"
-        return next((kind for end, kind in KINDS.items() if self.architecture.endswith(end)), "encoder")
+        return kind_of(self.architecture)
 
     @property
     def library(self) -> str | None:
@@ -358,16 +327,18 @@ class SavedModel:
         Raises:
             ValueError: As said.
         """
+        from .network import check_finite, lost_layers, read_header
+
         if kind is None and self.is_chain:
             file = self.folder / self.modules[-1][0] / WEIGHTS
             tensors = read_header(file) if file.is_file() else {}
             return check_finite(tensors, self.source)
         kind = kind or self.head
-        if kind == "encoder" or not self.tensors:
+        if kind == "encoder" or self.is_adapter or not self.tensors:
             return None
-        if self.config.get("model_type") == "neobert" and not self.config.get("quantization_config"):
-            lost = self.lost_layers(kind)
-            names = [name for name in self.expected(kind) if not name.startswith(("model.", "decoder."))]
+        if self.shape is not None:
+            lost = lost_layers(self.shape, self.tensors, kind)
+            names = [name for name in self.tensors if name.startswith(SMALL_HEADS)]
         else:
             names = [name for name, tensor in self.tensors.items() if tensor.shape[:1] == (len(self.labels),)]
             has_matrix = any(len(self.tensors[name].shape) == 2 for name in names)
@@ -378,11 +349,6 @@ class SavedModel:
                 f"{kind} was never trained, or config.json is that of another model; correct it, or download the model again"
             )
         return check_finite({name: self.tensors[name] for name in names}, self.source)
-
-    def lost_layers(self, kind: str) -> list[str]:
-        """Return the layers of a NeoBERT of a kind that the folder does not have in the shapes of config.json."""
-        expected = self.expected(kind).items()
-        return sorted({name.rpartition(".")[0] for name, shape in expected if self._shape_of(name) != shape})
 
     def load_tokenizer(self, config: Any = None) -> Any:
         """Load the tokenizer, as `tokenizer.load_tokenizer` does."""
@@ -424,14 +390,14 @@ class SavedModel:
             for key, value in foreign_settings(file):
                 if key in NAMES:  # without trust_remote_code, no loader runs the others
                     raise ValueError(
-                        f"{file.relative_to(self.folder)} of {self.source} names {value!r} as {key}, which is no code of "
+                        f"{file.relative_to(self.folder)} of {self.source} names {json.dumps(value)} as {key}, which is no code of "
                         "sentence-transformers or torch.nn; remove it, or save the model with their modules only"
                     )
 
     def _refuse_pickle(self, file: Path) -> None:
         raise ValueError(
-            f"{file} is a pickle, which is not opened; `neobert convert` writes a model alone as safetensors; if you trust another "
-            "one, open it with its own library, and save it with save_pretrained"
+            f"{file} is a pickle, which is not opened; `neobert convert` writes a model alone as safetensors; if you trust "
+            "another one, open it with its own library, and save it with save_pretrained"
         )
 
     def _check_missing(self) -> None:
@@ -455,7 +421,7 @@ class SavedModel:
                 f"{self.source} has no config.json, so nothing knows its shape; copy that of the same model"
             )
         if kind is None:
-            raise ValueError(f'{self.main}/config.json has no model_type; add "model_type": "neobert"')
+            raise ValueError(f'config.json of {self.source} has no model_type; add "model_type": "neobert"')
         if not is_own and self.tensors:
             raise ValueError(
                 f"{self.source}: no tensor has a name of NeoBERT, so all weights would be random; choose a NeoBERT"
@@ -467,60 +433,39 @@ class SavedModel:
             raise ValueError(f"{found}; correct config.json, or download the model again")
 
     def _check_neobert(self) -> None:
+        from ..model.weight_files_neobert import check_weight_files
+        from .network import check_encoder
+
         config = self.shape
+        check_weight_files(self.main, {})
         convert = f"write the published layout: neobert convert {self.source} OUT"
         if self.layout == "w1w2":
             raise ValueError(f"{self.source} has gate and up as separate tensors ffn.w1 and ffn.w2; {convert}")
         for name, tensor in self.tensors.items():
             if tensor.name not in (name, name.removeprefix("model."), f"model.{name}"):
                 raise ValueError(f"{self.source} has names of a wrapper, such as {tensor.name}; {convert}")
-        if self.config.get("quantization_config") or not self.tensors:
-            return
-        check_sizes(config, self.tensors, self.source)
-        expected = self.expected("encoder")
-        lost = [name for name, shape in expected.items() if self._shape_of(name) != shape]
-        if lost:
-            raise ValueError(
-                f"{self.source} lacks {len(lost)} encoder tensors in the shapes of config.json (first: {lost[0]}); it is "
-                "incomplete; download or copy the checkpoint again"
-            )
+        if config is not None:
+            check_encoder(config, self.tensors, self.source)
 
     @cached_property
-    def shape(self) -> NeoBERTConfig:
-        """The checked config of a NeoBERT.
+    def shape(self) -> NeoBERTConfig | None:
+        """The checked config of a NeoBERT; None if the tensors are not its own: of another network, quantized, or missing.
 
         Raises:
             ValueError: A value is refused.
         """
+        if self.config.get("model_type") != "neobert":
+            return None
         from ..model.configuration_neobert import NeoBERTConfig
 
-        try:
-            return NeoBERTConfig.from_dict(self.config)
-        except (TypeError, AttributeError) as error:  # of transformers, for odd values
-            raise ValueError(
-                f"config.json of {self.source} has a value of a wrong type ({error}); correct it"
-            ) from error
+        config = NeoBERTConfig.from_dict(self.config)
+        is_plain = self.tensors and not self.is_adapter and not self.config.get("quantization_config")
+        return config if is_plain else None
 
-    def expected(self, kind: str) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors of a NeoBERT of a kind, by their published names; those of one block are those of all."""
-        import torch
 
-        from ..model.modeling_neobert import AUTO_CLASSES
-        from ..model.weight_files_neobert import canonical_name
-
-        config = copy(self.shape)
-        config.num_hidden_layers = 1
-        with torch.device("meta"):
-            model = AUTO_CLASSES[AUTO_CLASS_OF[kind]](config)
-        found = {}
-        for name, tensor in model.state_dict().items():
-            for number in range(self.shape.num_hidden_layers if ".0." in name else 1):
-                found[canonical_name(name).replace(".0.", f".{number}.")] = tuple(tensor.shape)
-        return found
-
-    def _shape_of(self, name: str) -> tuple[int, ...] | None:
-        tensor = self.tensors.get(name)
-        return tensor.shape if tensor else None
+def kind_of(architecture: str) -> str:
+    """Return the kind of a model alone by the name of its class."""
+    return next((kind for end, kind in KINDS.items() if architecture.endswith(end)), "encoder")
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -573,108 +518,11 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         raise OSError(f"{folder} holds two sets of weights, {WEIGHTS} and {other}; move one of them away")
     if single.is_file():
         return (single,)
-    if not index.is_file():
-        if shards:
-            found = f"{folder} holds {shards[0].name}, and {INDEX}, which names the files, is missing"
-            raise OSError(f"{found}; download it too")
-        return ()
-    names = sorted(set(read_index(index).values()))
+    names = sorted(set(read_index(index).values())) if index.is_file() else []
     for name in names:
         if not (folder / name).is_file():
             raise OSError(f"{index} names {name}, which is missing; download or copy the checkpoint again")
     return tuple(folder / name for name in names)
-
-
-def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file by name.
-
-    Raises:
-        OSError: The file is truncated, or its header is damaged. Damaged numbers are not seen: the format has no checksum.
-    """
-    from safetensors import safe_open
-
-    from ..model.weight_files_neobert import explain_damaged_file
-
-    found = {}
-    with explain_damaged_file(file), safe_open(file, "pt") as stream:
-        for name in stream.keys():  # noqa: SIM118  (it is no dict)
-            part = stream.get_slice(name)
-            found[name] = StoredTensor(part.get_dtype(), tuple(part.get_shape()), file, name)
-    return found
-
-
-def count_parameters(folder: Path) -> tuple[int, str]:
-    """Return the number of parameters of a folder with its modules, and the dtype of the first one, from the headers."""
-    files = (*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("[0-9]*_*/*.safetensors")))
-    tensors = [tensor for file in files for tensor in read_header(file).values()]
-    dtype = tensors[0].dtype if tensors else ""
-    return sum(math.prod(tensor.shape) for tensor in tensors), FLOATS.get(dtype, dtype)
-
-
-def check_sizes(config: NeoBERTConfig, tensors: dict[str, Any], source: str | Path) -> None:
-    """Refuse tensors of another size than the config gives, or of integers. A wrong number of blocks would take for ever to make.
-
-    Args:
-        config: The config.
-        tensors: Tensors of torch or stored ones, by their published names.
-        source: Their folder, for messages.
-
-    Raises:
-        ValueError: A size differs, or a type is not one of trained weights.
-    """
-    for name, found in stored_sizes(tensors).items():
-        given = getattr(config, name)
-        if given != found:
-            of = f" (of intermediate_size={3 * found // 2})" if name == "swiglu_width" else ""
-            raise ValueError(
-                f"config.json of {source} gives {name}={given}, but its weights have {found}{of}; correct config.json, or "
-                "download the checkpoint again"
-            )
-    known = {*FLOATS, *(f"torch.{name}" for name in FLOATS.values())}
-    other = {str(tensor.dtype) for tensor in tensors.values()} - known
-    if other:
-        raise ValueError(f"{source} holds weights of the type {min(other)}; convert the model before it is quantized")
-
-
-def stored_sizes(tensors: dict[str, Any]) -> dict[str, int]:
-    """Return the sizes of a model as its tensors have them, by the names in the config; `tensors` as of `check_sizes`."""
-    sizes = {}
-    embedding = tensors.get("model.encoder.weight")
-    if embedding is not None and len(embedding.shape) == 2:
-        sizes["vocab_size"], sizes["hidden_size"] = embedding.shape
-    numbers = [int(found[1]) for found in map(BLOCK.fullmatch, tensors) if found]
-    sizes["num_hidden_layers"] = min(1 + max(numbers, default=-1), len(tensors))  # the number in a name may be any
-    widths = [each.shape[1] for name, each in tensors.items() if name.endswith(".ffn.w3.weight") and each.shape[1:]]
-    if widths:
-        sizes["swiglu_width"] = max(set(widths), key=widths.count)
-    return sizes
-
-
-def check_finite(tensors: Mapping[str, Any], source: str | Path) -> None:
-    """Refuse tensors with NaN or infinity.
-
-    Args:
-        tensors: Tensors of torch, or stored ones, by their names.
-        source: Their folder, for the message.
-
-    Raises:
-        ValueError: A tensor has such a number.
-    """
-    for name, tensor in tensors.items():
-        values = tensor.read() if isinstance(tensor, StoredTensor) else tensor
-        if not values.isfinite().all():
-            doctor = f"neobert doctor {source} lists all that is wrong with it"
-            raise ValueError(f"{source} has NaN or infinity in {name.replace('model.model.', 'model.', 1)}; {doctor}")
-
-
-def class_of(architecture: str) -> type[NeoBERTPreTrainedModel] | None:
-    """Return the class of this library of a name, which may be the published one; None for others."""
-    from ..model import modeling_neobert
-    from ..model.modeling_neobert import NeoBERTPreTrainedModel
-
-    found = getattr(modeling_neobert, architecture, None)
-    is_class = isinstance(found, type) and issubclass(found, NeoBERTPreTrainedModel)
-    return found if is_class and found is not NeoBERTPreTrainedModel else None
 
 
 def types_of_transformers() -> Iterable[str]:

@@ -153,6 +153,7 @@ def check_vocabulary(words: Mapping[str, int], num_special: int, source: str | P
     found = f"the tokenizer of {source} has {len(words)}"
     if len(words) <= num_special:
         raise ValueError(f"{found} special tokens and no word; its files are missing: add tokenizer.json")
-    if vocab_size is not None and not (vocab_size / 2 <= len(words) and max(words.values()) < vocab_size):
-        ids = f"with ids up to {max(words.values())}"
-        raise ValueError(f"{found} tokens {ids}, but the model has {vocab_size}; give the tokenizer of this model")
+    largest = max(words.values())
+    if vocab_size is not None and not (vocab_size / 2 <= len(words) and largest < vocab_size):
+        fault = f"tokens, but the model has {vocab_size}, and the largest id is {largest}"
+        raise ValueError(f"{found} {fault}; give the tokenizer of this model")

@@ -13,7 +13,8 @@ from typing import Any
 from transformers.utils import logging
 
 from ..checkpoints.eurobert import open_twin, save_twin, twin_config, write_card_of_twin
-from ..checkpoints.saved_model import AUTO_CLASS_OF, SETTINGS, WEIGHTS
+from ..checkpoints.network import AUTO_CLASS_OF
+from ..checkpoints.saved_model import SETTINGS, WEIGHTS
 from ..files.output import check_target, new_folder, write_json, writing
 from ..files.terminal import quiet
 from ..model.modeling_neobert import AUTO_CLASSES

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import get_logger
 
 from ..checkpoints.embedding_models import adopt
-from ..checkpoints.saved_model import AUTO_CLASS_OF, SETTINGS, SavedModel, check_finite, class_of
+from ..checkpoints.network import AUTO_CLASS_OF, check_finite, class_of
+from ..checkpoints.saved_model import SETTINGS, SavedModel
 from ..checkpoints.tokenizer import keep_known_settings
 from ..files.terminal import printable, quiet
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
