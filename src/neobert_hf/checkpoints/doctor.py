@@ -61,13 +61,11 @@ class Subject:
         fault: Why `SavedModel` refuses it; empty if it does not.
         tokenizer: Its tokenizer; None if there is none, or it is refused.
         base: The base model of an adapter.
-        files: All of its files.
     """
 
     def __init__(self, source: str):
         self.source = source
         self.folder = resolve(source, more=("*.py",))
-        self.files = [file for file in sorted(self.folder.rglob("*")) if file.is_file()]
         self.saved: SavedModel | None = None
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self.base: SavedModel | None = None
@@ -92,6 +90,19 @@ class Subject:
         self.saved.check_head(self.saved.head)
         if self.saved.has_tokenizer:
             self.tokenizer = self.saved.load_tokenizer()
+
+    @property
+    def files(self) -> list[Path]:
+        """Files of the folder and of its modules."""
+        folders = {self.folder}
+        found = set(self.saved.files) if self.saved else set()
+        for path, _ in self.saved.modules if self.saved else ():
+            part = self.folder / path
+            if part.resolve().is_relative_to(self.folder.resolve()):
+                folders.add(part)
+        for folder in folders:
+            found |= {*folder.glob("*")}
+        return sorted(file for file in found if file.is_file())
 
     @property
     def tensors(self) -> dict[str, StoredTensor]:

@@ -389,10 +389,10 @@ class SavedModel:
         for file in sorted(files):
             for key, value in foreign_settings(file):
                 if key in NAMES:  # without trust_remote_code, no loader runs the others
-                    raise ValueError(
-                        f"{file.relative_to(self.folder)} of {self.source} names {json.dumps(value)} as {key}, which is no code of "
-                        "sentence-transformers or torch.nn; remove it, or save the model with their modules only"
-                    )
+                    found = f"{file.relative_to(self.folder)} of {self.source} names {json.dumps(value)} as {key}"
+                    rule = "which is no code of sentence-transformers or torch.nn"
+                    remedy = "remove it, or save the model with their modules only"
+                    raise ValueError(f"{found}, {rule}; {remedy}")
 
     def _refuse_pickle(self, file: Path) -> None:
         raise ValueError(
