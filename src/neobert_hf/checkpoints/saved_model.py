@@ -350,12 +350,12 @@ class SavedModel:
             )
         return check_finite({name: self.tensors[name] for name in names}, self.source)
 
-    def load_tokenizer(self, config: Any = None) -> Any:
+    def load_tokenizer(self) -> Any:
         """Load the tokenizer, as `tokenizer.load_tokenizer` does."""
         from .tokenizer import load_tokenizer
 
         place = self.source if self.main == self.folder else str(self.main)
-        return load_tokenizer(place, self.config.get("vocab_size"), config)
+        return load_tokenizer(place, self.config.get("vocab_size"))
 
     @property
     def has_tokenizer(self) -> bool:
@@ -395,6 +395,8 @@ class SavedModel:
                     raise ValueError(f"{found}, {rule}; {remedy}")
 
     def _refuse_pickle(self, file: Path) -> None:
+        if not Path(self.source).is_dir():  # the loader of an id decides, which may have cached it
+            return
         raise ValueError(
             f"{file} is a pickle, which is not opened; `neobert convert` writes a model alone as safetensors; if you trust "
             "another one, open it with its own library, and save it with save_pretrained"
@@ -402,7 +404,7 @@ class SavedModel:
 
     def _check_missing(self) -> None:
         has_none = self.modules and not self.config  # such as a table of words
-        if has_none or not Path(self.source).is_dir():  # of an id, pickles are not downloaded
+        if has_none or not Path(self.source).is_dir():  # pickles of an id are not downloaded
             return
         found = f"{self.source} holds no weights"
         if any(self.folder.rglob(DEEPSPEED)):
