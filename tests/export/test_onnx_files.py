@@ -373,11 +373,11 @@ def cut_by_processor(folder, tokenizer):
 
 SCORES = {"module_output_name": "scores", "activation_function": torch.nn.Identity()}
 FIVE_LABELS = {"id2label": {i: str(i) for i in range(5)}, "label2id": {str(i): i for i in range(5)}}
-MORE_TENSORS = r"num_hidden_layers=1, and further tensors such as (model\.)?transformer_encoder\.1"
+MORE_TENSORS = "gives num_hidden_layers=1, but its weights have 2"
 BAD_SOURCES = {  # what is done to the folder of a masked language model, and the words of the error
     "adapter": ([adapter], "merge"),
     "other type": ([config_with(**BertConfig().to_dict())],
-     "no config.json of a NeoBERT that can be exported, it names"),
+     "has the model_type 'bert', and its weights are those of a NeoBERT"),
     "multiple choice": ([another(neobert_hf.NeoBERTForMultipleChoice)], "MultipleChoice"),
     "sparse, then normalized": ([partial(sparse, more=[Normalize()])],
      "has the modules Transformer, SpladePooling, Normalize; only a NeoBERT with one SpladePooling can be exported"),
@@ -395,8 +395,8 @@ BAD_SOURCES = {  # what is done to the folder of a masked language model, and th
         [chain("Pooling"), another(neobert_hf.NeoBERTModel, num_hidden_layers=2), config_with(num_hidden_layers=1)],
         MORE_TENSORS,
     ),
-    "fewer layers": ([config_with(num_hidden_layers=2)], "lacks 6 encoder tensors"),
-    "wrong width": ([config_with(hidden_size=64)], "lacks decoder, model.encoder, model.layer_norm and more in"),
+    "fewer layers": ([config_with(num_hidden_layers=2)], "gives num_hidden_layers=2, but its weights have 1"),
+    "wrong width": ([config_with(hidden_size=64)], r"has model.encoder.weight of the shape \(96, 32\), where config.json gives \(96, 64\)"),
     "wrong number of labels": ([another(CLASSIFIER, num_labels=3), config_with(**FIVE_LABELS)],
      "lacks classifier in the shapes of config.json"),
     "NaN": ([nan_in("model.safetensors", "model.transformer_encoder.0.wo.weight")],

@@ -257,7 +257,8 @@ def test_a_reranker_of_an_older_version_keeps_its_activation(tiny_config, tokeni
 def test_a_score_is_the_sigmoid_in_float64_so_that_near_logits_are_no_tie(low):
     logits = np.linspace(low, low + 3, 21, dtype=np.float32)
     model = OnnxModel.__new__(OnnxModel)
-    model.config = {"id2label": {"0": "LABEL_0"}}
+    model.config = {}
+    model.labels = ["LABEL_0"]
     scores = [model._labels(None, "", None, logit[None])["score"] for logit in logits]
     np.testing.assert_allclose(scores, expit(logits.astype(np.float64)), rtol=1e-12)
     np.testing.assert_allclose(scores, serve.sigmoid(logits), rtol=1e-12)
@@ -389,8 +390,8 @@ def test_predict_fills_the_masks_of_the_pipeline(tiny_config, tokenizer, tmp_pat
 KINDS = "has no dtype='f32'; onnxruntime has fp32, fp16, int8; openvino has fp32, bf16"
 CANNOT_RUN = [  # a file with another content, options, and the words of the error
     ("onnx/model.onnx", None, {}, "model.onnx; write it: neobert export MODEL OUT --to onnx"),
-    ("tokenizer.json", None, {}, "tokenizer.json cannot be read"),
-    ("config.json", "{", {}, "config.json cannot be read"),
+    ("tokenizer.json", None, {}, "lacks tokenizer.json, which `neobert export` writes"),
+    ("config.json", "{", {}, "config.json is not JSON"),
     ("tokenizer.json", "{}", {}, "tokenizer.json cannot be read"),
     ("onnx/model.onnx", "a", {}, "model.onnx cannot be read"),
     ("openvino/openvino_model.xml", "<", {"runtime": "openvino"}, "openvino_model.xml cannot be read"),
