@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..data.wordpiece import plain_tokenizer
 from ..files.errors import one_line
 from ..files.terminal import printable
 from ..model import configuration_neobert
+from ..model.configuration_neobert import NeoBERTConfig
 from .network import FLOATS, StoredTensor, class_of, lost_layers, read_header, unknown_tensors
 from .saved_model import INDEX, WEIGHTS, SavedModel, kind_of, listed, read_object
 from .trust import NAMES, foreign_settings, nodes, resolve
@@ -57,61 +58,64 @@ class Subject:
 
     Attributes:
         folder: The folder.
-        saved: What it holds; None if it cannot be read.
         fault: Why `SavedModel` refuses it; empty if it does not.
-        tokenizer: Its tokenizer; None if there is none, or it is refused.
+        saved: What it holds; None if it cannot be read.
+        main: Folder of the encoder.
+        layout: Layout of the weights, or what else the folder is.
+        tensors: Its tensors by their published names.
+        read: The files that hold them.
+        parts: The folder, and those of its modules that are inside.
+        shape: The checked config; None if it is refused, or the tensors are those of another network.
         base: The base model of an adapter.
+        tokenizer: Its tokenizer; None if there is none, or it is refused.
     """
 
     def __init__(self, source: str):
         self.source = source
-        self.folder = resolve(source, more=("*.py",))
+        self.folder = self.main = resolve(source, more=("*.py",))
+        self.fault, self.layout = "", "unreadable"
         self.saved: SavedModel | None = None
-        self.tokenizer: PreTrainedTokenizerBase | None = None
+        self.tensors: Mapping[str, StoredTensor] = {}
+        self.read: tuple[Path, ...] = ()
+        self.parts = {self.folder}
+        self.shape: NeoBERTConfig | None = None
         self.base: SavedModel | None = None
-        self.fault = ""
+        self.tokenizer: PreTrainedTokenizerBase | None = None
         try:
-            self.read()
+            self.open()
         except Exception as error:  # transformers has many for odd values
             self.fault = one_line(error)
         if "holds no weights" in self.fault and not any((self.folder / name).exists() for name in MARKS):
             raise OSError(self.fault)
 
-    def read(self) -> None:
+    def open(self) -> None:
         """Read and compare the folder, as all that opens it does."""
-        self.saved = SavedModel(self.source, more=("*.py",))
-        if self.saved.graph:
-            self.saved.check_export()
+        saved = self.saved = SavedModel(self.source, more=("*.py",))
+        self.main, self.layout = saved.main, saved.layout
+        self.tensors, self.read = saved.tensors, saved.files
+        inside = self.folder.resolve()
+        self.parts |= {part for part in saved.parts if part.resolve().is_relative_to(inside)}
+        if saved.graph:
+            saved.check_export()
             return
-        self.saved.check()
-        if self.saved.is_adapter:
-            self.base = SavedModel(self.saved.base).check()
+        saved.check()
+        if saved.is_adapter:
+            self.base = SavedModel(saved.base).check()
             return
-        self.saved.check_head(self.saved.head)
-        if self.saved.has_tokenizer:
-            self.tokenizer = self.saved.load_tokenizer()
+        self.shape = saved.shape
+        saved.check_head(saved.head)
+        if saved.has_tokenizer:
+            self.tokenizer = saved.load_tokenizer()
 
-    @property
-    def files(self) -> list[Path]:
-        """Files of the folder and of its modules."""
-        folders = {self.folder}
-        found = set(self.saved.files) if self.saved else set()
-        for path, _ in self.saved.modules if self.saved else ():
-            part = self.folder / path
-            if part.resolve().is_relative_to(self.folder.resolve()):
-                folders.add(part)
-        for folder in folders:
-            found |= {*folder.glob("*")}
+    def files(self, ending: str) -> list[Path]:
+        """Files of the folder and of its modules whose names end so."""
+        found = {file for part in self.parts for file in part.glob(f"*{ending}")}
+        found |= {file for file in self.read if file.name.endswith(ending)}
         return sorted(file for file in found if file.is_file())
 
-    @property
-    def tensors(self) -> dict[str, StoredTensor]:
-        """Its tensors by their published names."""
-        return self.saved.tensors if self.saved else {}
-
     def name(self, file: Path) -> str:
-        """Path of a file inside the folder; the source for the folder itself."""
-        return self.source if file == self.folder else os.path.relpath(file, self.folder)
+        """Path of a file inside the folder."""
+        return os.path.relpath(file, self.folder)
 
     def mends(self) -> dict[str, str]:
         """The commands that findings.yaml mentions, for this checkpoint."""
@@ -146,7 +150,7 @@ def examine(source: str | Path, base: str | Path | None = None) -> dict[str, Any
     tensors = subject.tensors.values()
     return {
         "source": str(source),
-        "layout": subject.saved.layout if subject.saved else "unreadable",
+        "layout": subject.layout,
         "num_tensors": len(tensors),
         "num_parameters": sum(math.prod(tensor.shape) for tensor in tensors),
         "dtypes": sorted({tensor.dtype for tensor in tensors}),
@@ -165,20 +169,22 @@ def describe(subject: Subject, code: str, where: str, *details: object) -> dict[
 
 def check_loading(subject: Subject) -> Findings:
     """What `SavedModel` refuses, and what `from_pretrained` ignores in silence."""
-    saved, mends = subject.saved, subject.mends()
+    mends = subject.mends()
     if subject.fault:
         fact, _, way_out = subject.fault.rpartition("; ")
         if "neobert convert" in way_out:
             way_out = mends["convert"]
-        yield "refused", subject.source, fact or way_out, way_out if fact else f"correct it, or {mends['again']}"
-        return
-    if saved is None or saved.shape is None:
-        return
-    if saved.architecture and class_of(saved.architecture) is None:
-        yield "architecture", "config.json: architectures", saved.architecture
-    unknown = unknown_tensors(saved.shape, saved.tensors, saved.head)
-    if unknown:
-        yield "tensors-unknown", listed(unknown)
+        if fact:
+            yield "refused", subject.source, fact, way_out
+        else:
+            yield "refused", subject.source, subject.fault, f"correct it, or {mends['again']}"
+    elif subject.saved and subject.shape:
+        name = subject.saved.architecture
+        if name and class_of(name) is None:
+            yield "architecture", "config.json: architectures", name
+        unknown = unknown_tensors(subject.shape, subject.tensors, subject.saved.head)
+        if unknown:
+            yield "tensors-unknown", listed(unknown)
 
 
 def check_adapter(subject: Subject) -> Findings:
@@ -189,21 +195,17 @@ def check_adapter(subject: Subject) -> Findings:
     named = (saved.adapter.get("auto_mapping") or {}).get("base_model_class", "")
     kind = KINDS_OF_PEFT.get(saved.adapter.get("task_type") or "", kind_of(named))
     for layer in lost_layers(base.shape, base.tensors, kind):
-        if f"base_model.model.{layer}.weight" not in saved.tensors:
+        if f"base_model.model.{layer}.weight" not in subject.tensors:
             yield "adapter-lacks", layer
 
 
 def check_values(subject: Subject) -> Findings:
     """NaN, infinity and numbers that no training gives; a remark in a file that no loader reads."""
-    found = {}
-    main = subject.saved.main if subject.saved else subject.folder
-    read = subject.saved.files if subject.saved else ()
-    for file in subject.files:
-        if file.suffix != ".safetensors":
-            continue
-        is_read = file in read or file.parent not in (subject.folder, main)
-        mark = "" if is_read else "?"
-        where = subject.name(file) if is_read else f"{subject.name(file)}, which is not loaded"
+    found: dict[str, list[str]] = {}
+    for file in subject.files(".safetensors"):
+        mark, where = "", subject.name(file)
+        if file not in subject.read and file.parent in (subject.folder, subject.main):
+            mark, where = "?", f"{where}, which is not loaded"
         try:
             tensors = read_header(file)
         except OSError:  # `SavedModel` refuses one that is read
@@ -230,9 +232,7 @@ def odd_values(tensor: StoredTensor) -> set[str]:
 def check_code(subject: Subject) -> Findings:
     """Code in the folder, judged by reading it: the published code, files that are missing, and code that is not ours."""
     other, stored = [], {name.rpartition(".")[2] for name in subject.tensors}
-    for file in subject.files:
-        if file.suffix != ".py":
-            continue
+    for file in subject.files(".py"):
         content, own, where = file.read_bytes(), OWN_CODE / file.name, subject.name(file)
         try:
             ast.parse(content)
@@ -265,9 +265,7 @@ def lost_tables(code: str) -> set[str]:
 
 def check_json(subject: Subject) -> Findings:
     """Settings that name code of other places or that is missing."""
-    for file in subject.files:
-        if file.suffix != ".json":
-            continue
+    for file in subject.files(".json"):
         try:
             settings = list(foreign_settings(file))
         except (OSError, ValueError):  # `SavedModel` refuses one that is read
@@ -286,26 +284,29 @@ def check_tokenizer(subject: Subject) -> Findings:
     saved, opened = subject.saved, subject.tokenizer
     if saved is None or saved.is_adapter:  # the base model of an adapter has it
         return
-    settings, file = saved.main / "tokenizer_config.json", saved.main / "tokenizer.json"
+    settings, file = subject.main / "tokenizer_config.json", subject.main / "tokenizer.json"
     if not saved.has_tokenizer:
-        yield "tokenizer-missing" if settings.is_file() else "?tokenizer-missing", subject.name(file)
+        mark = "?" * (not settings.is_file())
+        yield f"{mark}tokenizer-missing", subject.name(file)
     if opened is None:
         return
-    named = read_object(settings).get("tokenizer_class")
-    kind = str(named or saved.config.get("tokenizer_class") or "")
-    own = Tokenizer.from_file(str(file)) if file.is_file() else None
-    words = (own or opened).get_vocab()
+    words = opened.get_vocab()
+    kind = str(read_object(settings).get("tokenizer_class") or saved.config.get("tokenizer_class") or "")
+    if file.is_file():
+        own = Tokenizer.from_file(str(file))
+        words = own.get_vocab()
+        differing = differing_text(opened, own)
+        if differing is not None:
+            yield "tokenizer-ids", subject.name(settings), kind or "what it is without a class", repr(differing)
     if len({*words.values()}) < len(words):
         yield "tokenizer-vocabulary", subject.name(file), "two tokens have one id"
     if {"[CLS]", "[SEP]"} <= words.keys() and not opened.num_special_tokens_to_add():
         yield "tokenizer-ends", subject.name(file)
-    differing = None if own is None else differing_text(opened, own)
-    if differing is not None:
-        yield "tokenizer-ids", subject.name(settings), kind or "what it is without a class", repr(differing)
     if kind == "TokenizersBackend":
-        mend = f"sed -i 's/TokenizersBackend/PreTrainedTokenizerFast/' {shlex.quote(str(settings))}"
-        is_folder = Path(subject.source).is_dir()  # the cache of the Hub stays as it is
-        yield "tokenizer-class", subject.name(settings), mend if is_folder else subject.mends()["rebuild"]
+        mend = subject.mends()["rebuild"]
+        if Path(subject.source).is_dir():  # the cache of the Hub stays as it is
+            mend = f"sed -i 's/TokenizersBackend/PreTrainedTokenizerFast/' {shlex.quote(str(settings))}"
+        yield "tokenizer-class", subject.name(settings), mend
 
 
 def differing_text(opened: PreTrainedTokenizerBase, own: Tokenizer) -> str | None:
@@ -335,10 +336,10 @@ def check_base(subject: Subject, base: str) -> Findings:
     """
     tensors = SavedModel(base).tensors
     names = [name for name in subject.tensors if name.endswith(".qkv.weight") and subject.tensors[name].dtype in FLOATS]
-    if not names or subject.saved is None or subject.saved.shape is None:
+    if not names or subject.shape is None:
         yield "not-compared", subject.source, base
         return
-    heads = subject.saved.shape.num_attention_heads
+    heads = subject.shape.num_attention_heads
     changes = []
     for name in names:
         own, other = subject.tensors[name], tensors.get(name)

@@ -88,9 +88,9 @@ class SavedModel:
         self.settings = read_object(self.folder / SETTINGS)
         self.modules = read_modules(self.folder)
         self.main = self.folder
-        first = self.folder / (self.modules[0][0] if self.modules else "")
-        if first.resolve().is_relative_to(self.folder.resolve()) and (first / "config.json").is_file():
-            self.main = first
+        for part in self.parts[:1]:
+            if part.resolve().is_relative_to(self.folder.resolve()) and (part / "config.json").is_file():
+                self.main = part
         self.config = read_object(self.main / "config.json")
         self.files: tuple[Path, ...] = ()
         self.tensors: dict[str, StoredTensor] = {}
@@ -167,8 +167,8 @@ class SavedModel:
     @property
     def architecture(self) -> str:
         """Name of the class that config.json names first; empty if it names none."""
-        names = self.config.get("architectures")
-        return str(names[0]) if isinstance(names, list) and names else ""
+        names = self.config.get("architectures") or [""]
+        return str(names[0])
 
     @property
     def head(self) -> str:
@@ -213,7 +213,7 @@ class SavedModel:
     @cached_property
     def last_settings(self) -> dict[str, Any]:
         """Settings of the last module of sentence-transformers."""
-        return read_object(self.folder / self.modules[-1][0] / "config.json") if self.is_chain else {}
+        return read_object(self.parts[-1] / "config.json") if self.is_chain else {}
 
     def _ends_with_classes(self) -> bool:
         """Whether the last module is a layer of classes. Its name says it, which every save keeps.
@@ -330,7 +330,7 @@ class SavedModel:
         from .network import check_finite, lost_layers, read_header
 
         if kind is None and self.is_chain:
-            file = self.folder / self.modules[-1][0] / WEIGHTS
+            file = self.parts[-1] / WEIGHTS
             tensors = read_header(file) if file.is_file() else {}
             return check_finite(tensors, self.source)
         kind = kind or self.head
@@ -358,6 +358,11 @@ class SavedModel:
         return load_tokenizer(place, self.config.get("vocab_size"))
 
     @property
+    def parts(self) -> list[Path]:
+        """Folders of the modules of sentence-transformers."""
+        return [self.folder / path for path, _ in self.modules]
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether it holds the files of a tokenizer."""
         return holds_tokenizer(self.main)
@@ -367,15 +372,15 @@ class SavedModel:
         if self.library not in (None, *LIBRARY_KINDS):
             name = printable(str(self.library))
             raise ValueError(f"{self.source} holds a {name}, which is not one of {', '.join(LIBRARY_KINDS)}")
-        parts = {self.folder / path: kind for path, kind in self.modules}
-        for part, kind in parts.items():
+        kinds = [kind for _, kind in self.modules]
+        for part, kind in zip(self.parts, kinds):
             if not part.resolve().is_relative_to(self.folder.resolve()):
                 found = f"modules.json of {self.source} names the module {str(part)!r}, outside its folder"
                 raise ValueError(f"{found}; correct it")
             if not part.is_dir() and not kind.endswith(".Normalize"):  # it has no file, and git keeps no empty folder
                 raise ValueError(f"{self.source} lacks the module {part.name}, which modules.json names; copy it there")
-        folders = {self.folder, *parts}
-        if any(kind.endswith((".Router", ".Asym")) for kind in parts.values()):  # it has modules in further folders
+        folders = {self.folder, *self.parts}
+        if any(kind.endswith((".Router", ".Asym")) for kind in kinds):  # it has modules in further folders
             folders |= {part for part in self.folder.rglob("*") if part.is_dir()}
         for folder in sorted(folders):
             if self.library:
@@ -461,8 +466,9 @@ class SavedModel:
         from ..model.configuration_neobert import NeoBERTConfig
 
         config = NeoBERTConfig.from_dict(self.config)
-        is_plain = self.tensors and not self.is_adapter and not self.config.get("quantization_config")
-        return config if is_plain else None
+        if not self.tensors or self.config.get("quantization_config"):
+            return None
+        return config
 
 
 def kind_of(architecture: str) -> str:
