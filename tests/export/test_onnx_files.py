@@ -346,7 +346,7 @@ def sparse(folder, tokenizer, make=neobert_hf.sparse_encoder, more=()):
     type(model)(modules=[*model, *more], device="cpu").save_pretrained(str(folder))
 
 
-MASKED_LM, CLASSIFIER = neobert_hf.NeoBERTForMaskedLM, neobert_hf.NeoBERTForSequenceClassification
+CLASSIFIER = neobert_hf.NeoBERTForSequenceClassification
 
 
 def reranker(*modules, **options):

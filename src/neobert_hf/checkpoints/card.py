@@ -88,25 +88,19 @@ def write_card(
     file = Path(record_folder or folder) / RECORD
     record = plain(read_json(file)) if file.is_file() else {}
     values = _describe(SavedModel(folder).check())
-    start = plain(origin_of(values["base_id"])) if values["base_id"] else record.get("source")
-    if values["base_id"] and Path(values["base_id"]).is_dir():  # a folder of this machine by its name alone
-        values["base_id"] = Path(values["base_id"]).name
-    base = None if start == MINI else start
+    start = record.get("source")
+    base = values["base_id"]
+    if base:
+        start = plain(origin_of(base))
+        if Path(base).is_dir():  # a folder of this machine by its name alone
+            values["base_id"] = Path(base).name
     name = plain(model_id or record.get("model_id") or folder.resolve().name).strip("/")
     scores = [found for score in record.get("scores", ()) for found in _results(values["task"], score)]
     results = [result for result, _ in scores]
-    data = ModelCardData(
-        library_name=values["library"],
-        pipeline_tag=values["task"],
-        tags=plain([values["config"].model_type, *{values["library"]} & {"sentence-transformers"}]),
-        license=plain(license) or record.get("license"),
-        language=plain(as_list(language or record.get("language"))) or None,
-        base_model=base,
-        base_model_relation=("adapter" if values["library"] == "peft" else "finetune") if base else None,
-        datasets=record.get("datasets") or None,
-        model_name=name.split("/")[-1] if results else None,
-        eval_results=results or None,
-    )
+    data = _metadata(values, name, start, results)
+    data.license = plain(license) or record.get("license")
+    data.language = plain(as_list(language or record.get("language"))) or None
+    data.datasets = record.get("datasets") or None
     card = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
@@ -172,6 +166,22 @@ def _describe(saved: SavedModel) -> dict[str, Any]:
         "tokenizer": AutoTokenizer.from_pretrained(saved.main),
         "size": count_parameters(saved.folder),
     }
+
+
+def _metadata(values: Mapping[str, Any], name: str, start: str | None, results: list[EvalResult]) -> ModelCardData:
+    """What the Hub reads of a card, as far as the folder and its evaluations say it."""
+    data = ModelCardData(
+        library_name=values["library"],
+        pipeline_tag=values["task"],
+        tags=plain([values["config"].model_type, *{values["library"]} & {"sentence-transformers"}]),
+    )
+    if start not in (None, MINI):
+        data.base_model = start
+        data.base_model_relation = "adapter" if values["library"] == "peft" else "finetune"
+    if results:
+        data.model_name = name.split("/")[-1]
+        data.eval_results = results
+    return data
 
 
 def _results(task: str, score: Mapping[str, Any]) -> list[tuple[EvalResult, dict[str, float]]]:
