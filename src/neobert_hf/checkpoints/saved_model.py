@@ -89,8 +89,9 @@ class SavedModel:
         self.modules = read_modules(self.folder)
         self.main = self.folder
         for part in self.parts[:1]:
-            if part.resolve().is_relative_to(self.folder.resolve()) and (part / "config.json").is_file():
-                self.main = part
+            for place in (*part.glob("document_0_*"), part):  # of a Router
+                if place.resolve().is_relative_to(self.folder.resolve()) and (place / "config.json").is_file():
+                    self.main = place
         self.config = read_object(self.main / "config.json")
         self.files: tuple[Path, ...] = ()
         self.tensors: dict[str, StoredTensor] = {}

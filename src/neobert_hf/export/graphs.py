@@ -265,6 +265,8 @@ def _load_chain(saved: SavedModel, task: str) -> EmbeddingGraph | SearchGraph:
     if task == CLASSIFICATION and saved.kind == "vector":
         found = f"{saved.source} holds an embedding model without classes"
         raise ValueError(f"{found}; leave out task, or export a classifier")
+    if task == SPARSE:
+        saved.check_head("masked words")
     with quiet():
         chain = classes[library](str(saved.folder), device="cpu", model_kwargs=LOADING)
     modules, query = _modules_of(chain)
