@@ -401,7 +401,7 @@ def _describe(results, arm, ablation, arms, per_character):
         return described
     of_seeds = [results[arm, seed] for seed in losses]
     summary = read_json(Path(arms[arm][1].output_dir).with_name(f"{arm}-{next(iter(losses))}") / SUMMARY)
-    described |= {name: summary[name] for name in ("num_parameters", "training_flops", "num_tokens", "steps")}
+    described |= {name: summary[name] for name in ("num_parameters", "num_tokens", "steps")}
     described |= {
         "loss": float(np.mean([np.nanmean(values) for values in losses.values()])),
         "loss_by_seed": {str(seed): float(np.nanmean(values)) for seed, values in losses.items()},

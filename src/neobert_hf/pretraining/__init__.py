@@ -10,7 +10,6 @@ NAMES_OF = {
     "collators": ("PackedMLMCollator",),
     "corpus": ("Corpus",),
     "documents": ("Documents", "Selection", "verify_documents"),
-    "flops": ("training_flops",),
     "held_out": ("held_out_losses",),
     "optimizers": ("muon",),
     "packing": ("MixedRows", "PackedRows", "PackedStream"),
@@ -29,7 +28,6 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from .collators import PackedMLMCollator as PackedMLMCollator
     from .corpus import Corpus as Corpus
     from .documents import Documents as Documents, Selection as Selection, verify_documents as verify_documents
-    from .flops import training_flops as training_flops
     from .held_out import held_out_losses as held_out_losses
     from .optimizers import muon as muon
     from .packing import MixedRows as MixedRows, PackedRows as PackedRows, PackedStream as PackedStream

@@ -12,10 +12,8 @@ from ..files.writing import write_json, writing
 from ..runs import environment, write_record
 from ..runs.folders import RECIPE, SUMMARY
 from ..runs.manifests import what_is_left
-from .flops import num_elements, training_flops
 
 FIGURES = ("steps", "num_tokens", "num_masked", "precision", "devices")  # on the card, beside the record
-SIZES = ("num_tokens", "num_masked", "sum_of_squares")  # that decide the operations
 COUNTS = "pretraining"  # the sums of a run, in the state of a checkpoint
 HELD_OUT_METRICS = ("eval_loss", "eval_perplexity", "eval_masked_accuracy")
 
@@ -25,16 +23,15 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict, record: dict) -> 
     machine = environment()
     folder, log = Path(trainer.args.output_dir), trainer.state.log_history
     last = [entry for entry in log if "masked_accuracy" in entry][-1]
-    speeds = ("tokens_per_s", "model_flops_utilization")
-    model, counts = trainer.accelerator.unwrap_model(trainer.model), trainer.state.stateful_callbacks[COUNTS]
+    # ZeRO-3 leaves empty tensors in place of parameters
+    sizes = [getattr(parameter, "ds_numel", parameter.numel()) for parameter in trainer.model.parameters()]
     summary = {
         **run,
-        "num_parameters": num_elements(model.parameters()),
-        "training_flops": training_flops(model, *(counts[name] for name in SIZES)),
+        "num_parameters": sum(sizes),
         "steps": trainer.state.global_step,
         **{name: last[name] for name in ("num_tokens", "num_masked", "loss", "perplexity", "masked_accuracy")},
         **held_out,
-        **{name: float(np.median([entry[name] for entry in log if name in entry])) for name in speeds},
+        "tokens_per_s": float(np.median([entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry])),
         "packing_efficiency": last["num_tokens"] / (trainer.state.global_step * trainer.args.tokens_per_step),
         "training_seconds": trainer.seconds,
         "devices": trainer.accelerator.num_processes,

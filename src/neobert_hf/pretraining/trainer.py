@@ -24,10 +24,9 @@ from ..files.writing import saving, writing
 from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs.folders import METRICS, last_complete_checkpoint
 from ..runs.manifests import STATE, CheckedCheckpoints, what_is_left
-from .flops import matrix_flops_per_s, training_flops
 from .optimizers import MakeOptimizer, Schedule, names_with_decay, trainable_parameters
 from .recipes import Recipe
-from .summary import COUNTS, SIZES
+from .summary import COUNTS
 
 SECONDS = "seconds"  # in these counts
 
@@ -42,9 +41,8 @@ class PretrainingTrainer(CheckedCheckpoints):
         **kwargs: As for Trainer. The training set is `PackedRows`, `MixedRows` or a stream.
 
     Each log holds Trainer's `loss` (per masked token), `learning_rate` and `grad_norm`, and also `perplexity`,
-    `masked_accuracy`, `num_tokens` and `num_masked` since the start of the run, `packing_efficiency`, `tokens_per_s`, and
-    `model_flops_utilization`, the share of this device's peak matrix-product throughput. `metrics.jsonl` in the output folder
-    holds one line for each log.
+    `masked_accuracy`, `num_tokens` and `num_masked` since the start of the run, `packing_efficiency` and `tokens_per_s`.
+    `metrics.jsonl` in the output folder holds one line for each log.
 
     Raises:
         FloatingPointError: The loss or the gradient was not finite. The check runs at each log, and there is a log before each
@@ -168,14 +166,12 @@ class PretrainingTrainer(CheckedCheckpoints):
         new = {name: counts[name] - before[1][name] for name in TokenCounter.NAMES}
         seconds, num_steps = now - before[0], self.state.global_step - before[2]
         self.seconds += seconds
-        flops = training_flops(self.accelerator.unwrap_model(self.model), *(new[name] for name in SIZES))
         return {
             "perplexity": math.exp(min(loss, 700)),
             "masked_accuracy": new["num_correct"] / max(new["num_masked"], 1),
             **{name: counts[name] for name in ("num_tokens", "num_masked")},
             "packing_efficiency": new["num_tokens"] / (num_steps * self.args.tokens_per_step),
             "tokens_per_s": new["num_tokens"] / seconds,
-            "model_flops_utilization": flops / seconds / (self._peak * self.accelerator.num_processes),
         }
 
     def _check_finite(self, logs):
@@ -206,8 +202,6 @@ class PretrainingTrainer(CheckedCheckpoints):
         before = state.stateful_callbacks.get(COUNTS, dict.fromkeys(TokenCounter.NAMES, 0))
         self.seconds = before.get(SECONDS, 0.0)  # of the whole run
         self.counter = TokenCounter(self.args.device, before)
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
-        self._peak = matrix_flops_per_s(self.args.device, dtype)
         self._last_log = (time.perf_counter(), before, state.global_step)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
@@ -227,7 +221,7 @@ def keep_float32(plugin: FullyShardedDataParallelPlugin) -> None:
 class TokenCounter:
     """Sums over batches, kept on the device to avoid synchronization."""
 
-    NAMES = ("num_tokens", "num_masked", "num_correct", "sum_of_squares")
+    NAMES = ("num_tokens", "num_masked", "num_correct")
 
     def __init__(self, device: torch.device, before: dict | None = None, vocab_size: int = 0):
         self.of_labels = torch.zeros(vocab_size, dtype=torch.int64, device=device)  # labels of each token
@@ -239,13 +233,9 @@ class TokenCounter:
         """Add a batch: number of tokens, labels and correct predictions, and the sum of the losses at its labels."""
         is_masked = labels != -100
         if "attention_mask" in inputs:
-            lengths = inputs["attention_mask"].sum(-1)
-            num_tokens, squares = lengths.sum(), lengths.square().sum()
-        else:
-            # torch.tensor would wait for the device
+            num_tokens = inputs["attention_mask"].sum()
+        else:  # torch.tensor would wait for the device
             num_tokens = torch.full((), labels.numel(), device=labels.device)
-            positions = inputs.get("position_ids")  # for a document of n tokens: 1 + 3 + 5 + ... + (2 n - 1) = n^2
-            squares = num_tokens**2 if positions is None else (2 * positions + 1).sum()
         num_correct = getattr(outputs, "num_correct", None)
         if num_correct is None:
             predictions = outputs["logits"].argmax(-1)
@@ -253,7 +243,7 @@ class TokenCounter:
             num_correct = (predictions == expected).sum()
         if len(self.of_labels):  # of held-out rows: bincount waits for the device
             self.of_labels += torch.bincount(labels[is_masked], minlength=len(self.of_labels))
-        self.counts += torch.stack((num_tokens, is_masked.sum(), num_correct, squares))
+        self.counts += torch.stack((num_tokens, is_masked.sum(), num_correct))
         self.loss_sum += loss_sum
 
     def totals(self, accelerator) -> dict[str, float]:
