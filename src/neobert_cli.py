@@ -245,21 +245,6 @@ def _add_corpus(parser: Parser) -> None:
     add("--sample_by", choices=("line", "paragraph", "document"), default="paragraph", help=text)
 
 
-def verify_documents(parser: Parser) -> Run:
-    """Compare tokenized documents with their checksums.
-
-    neobert verify-documents documents
-    """
-    parser.add_argument("folder", metavar="FOLDER", help="Folder that `neobert tokenize` wrote.")
-
-    def run(folder: str) -> None:
-        from neobert_hf.pretraining import verify_documents
-
-        print(json.dumps({"folder": folder, "num_documents": len(verify_documents(folder))}))
-
-    return run
-
-
 def doctor(parser: Parser) -> Run:
     """Find what is wrong with a checkpoint, and the command that mends it.
 
@@ -364,7 +349,7 @@ def _say_next(*words: str) -> None:
         say_next(("neobert", *words))
 
 
-COMMANDS = (embed, search, train_tokenizer, tokenize, verify_documents, doctor, convert, export)
+COMMANDS = (embed, search, train_tokenizer, tokenize, doctor, convert, export)
 SCRIPTS = {  # with the first line of their help
     "example-data": "Write the small files that the documentation uses.",
     "finetune-classifier": "Train a model to give texts a class or a number.",

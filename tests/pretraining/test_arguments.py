@@ -14,7 +14,6 @@ from neobert_hf.runs import FineTuningArguments
     [
         ("--recipe m3", "recipe='m3' is not one of paper, code, and no YAML file such as examples/paper/recipes"),
         ("--recipe none.yaml", "recipe='none.yaml' cannot be read"),
-        ("--verify_documents False", "--verify_documents"),
         ("--schedule cosine", "schedule='cosine' is not one of paper, code"),
         ("--batch_format paked", "batch_format='paked' is not one of packed, padded"),
         ("--architecture bert", "architecture='bert' is not one of neobert, roberta-prelayernorm"),

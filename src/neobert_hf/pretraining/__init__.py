@@ -9,7 +9,7 @@ NAMES_OF = {
     "arguments": ("CorpusArguments", "PretrainingArguments"),
     "collators": ("PackedMLMCollator",),
     "corpus": ("Corpus",),
-    "documents": ("Documents", "Selection", "verify_documents"),
+    "documents": ("Documents", "Selection"),
     "held_out": ("held_out_losses",),
     "optimizers": ("muon",),
     "packing": ("MixedRows", "PackedRows", "PackedStream"),
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from .arguments import CorpusArguments as CorpusArguments, PretrainingArguments as PretrainingArguments
     from .collators import PackedMLMCollator as PackedMLMCollator
     from .corpus import Corpus as Corpus
-    from .documents import Documents as Documents, Selection as Selection, verify_documents as verify_documents
+    from .documents import Documents as Documents, Selection as Selection
     from .held_out import held_out_losses as held_out_losses
     from .optimizers import muon as muon
     from .packing import MixedRows as MixedRows, PackedRows as PackedRows, PackedStream as PackedStream
