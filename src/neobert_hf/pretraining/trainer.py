@@ -24,7 +24,7 @@ from ..files.writing import saving, writing
 from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs.folders import METRICS, last_complete_checkpoint
 from ..runs.manifests import STATE, CheckedCheckpoints, what_is_left
-from .optimizers import MakeOptimizer, Schedule, names_with_decay, trainable_parameters
+from .optimizers import MakeOptimizer, Schedule, check_optimizer, names_with_decay, trainable_parameters
 from .recipes import Recipe
 from .summary import COUNTS
 
@@ -91,7 +91,9 @@ class PretrainingTrainer(CheckedCheckpoints):
         if model is not None:
             raise ValueError("FSDP1 flattens the parameters before the optimizer sees them; set fsdp_version: 2")
         if self.optimizer is None:
-            self.optimizer = self._make_optimizer(trainable_parameters(self.model))
+            parameters = trainable_parameters(self.model)
+            self.optimizer = self._make_optimizer(parameters)
+            check_optimizer(self.optimizer, parameters)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:

@@ -36,8 +36,6 @@ from .collators import PackedMLMCollator
 from .optimizers import (
     MakeOptimizer,
     Schedule,
-    describe_optimizer,
-    describe_schedule,
     muon,
     name_of,
     names_with_decay,
@@ -82,7 +80,7 @@ def pretrain(
 
     Raises:
         ValueError: An argument is wrong, the folder belongs to another run, or another run writes to it; the optimizer leaves out
-            a parameter, or the schedule returns no finite number of at least 0.
+            a parameter.
         OSError: A file cannot be read or written.
         FloatingPointError: The loss or the gradient was not finite.
     """
@@ -91,8 +89,10 @@ def pretrain(
 
 
 def _pretrain(data, training, recipe, variant, optimizer, schedule):
-    functions = check_functions(training, recipe, {"model": variant, "optimizer": optimizer, "schedule": schedule})
-    of_schedule = {} if schedule is None else {"schedule": describe_schedule(schedule, recipe.max_steps)}
+    given = {"model": variant, "optimizer": optimizer, "schedule": schedule}
+    functions = {name: name_of(function) for name, function in given.items() if function is not None}
+    if optimizer is not None:
+        training.refuse_optim("a function that makes the optimizer")
     record = record_of(data, training, functions)
     set_seed(training.seed)
     say(f"recipe {training.recipe}, phase {training.phase}:\n{as_yaml(record)}")
@@ -103,7 +103,7 @@ def _pretrain(data, training, recipe, variant, optimizer, schedule):
     with without_bars():
         model = make_model(recipe, training, tokenizer, variant)
     optimizer = optimizer or optimizer_of(recipe, model)
-    run = identity(training, model, tokenizer, rows, variant, optimizer) | of_schedule
+    run = identity(training, model, tokenizer, rows) | functions
     if training.phase == 2:
         draws_held_out = not data.streaming and not data.validation_files
         check_start(training.init_from, model, len(tokenizer), run, draws_held_out)
@@ -125,29 +125,6 @@ def _pretrain(data, training, recipe, variant, optimizer, schedule):
     trainer = train_or_resume(make_trainer, training, run)
     finish(trainer, run, record)
     return trainer
-
-
-def check_functions(
-    training: PretrainingArguments, recipe: Recipe, given: dict[str, Callable | None]
-) -> dict[str, str]:
-    """Return the names of the functions that `pretrain` got, by argument.
-
-    Raises:
-        ValueError: One is no function, or an option names an optimizer beside the one that a function makes.
-    """
-    for name, function in given.items():
-        if function is not None and not callable(function):
-            raise ValueError(
-                f"{name}={function!r} is no function; give a name to PretrainingArguments, and functions to pretrain"
-            )
-    functions = {name: name_of(function) for name, function in given.items() if function is not None}
-    if "optimizer" in functions:
-        training.refuse_optim("a function that makes the optimizer")
-        if recipe.optimizer != "adamw":
-            raise ValueError(
-                f"optimizer={recipe.optimizer!r} has no effect beside the function {functions['optimizer']}; give one"
-            )
-    return functions
 
 
 def make_model(
@@ -226,17 +203,6 @@ def check_variant(model: PreTrainedModel, recipe: Recipe) -> None:
             f"model is a {made_by.__name__} with modules that {made_by.__name__}(config) does not have, so its saved folder "
             "would load as another model; write a subclass that makes these modules"
         )
-
-
-def full_name(function: Callable) -> str:
-    """Return module and name of a class or function, which identify it in `run.json`.
-
-    Raises:
-        ValueError: It has no name of its own, such as a `functools.partial`.
-    """
-    if not hasattr(function, "__qualname__"):
-        raise ValueError(f"{function!r} has no name, which a resume would compare; give a class or a function")
-    return f"{function.__module__}.{function.__qualname__}"
 
 
 def load_model(init_from: str, variant: ModelOrClass | None = None) -> PreTrainedModel:
@@ -325,8 +291,6 @@ def identity(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     rows: RunRows,
-    variant: ModelOrClass | None,
-    optimizer: MakeOptimizer | None,
 ) -> dict:
     """Return everything that decides the weights of a run, in plain types; a resume compares it with `run.json`."""
     recipe, config = asdict(training.to_recipe()), model.config.to_diff_dict()
@@ -339,14 +303,10 @@ def identity(
         "tokenizer_sha256": tokenizer_hash(tokenizer),
         "seed": training.seed,
         "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else launched,
+        "optim": training.optim.value,
+        "optim_args": training.optim_args,
         **rows.identity,
     }
-    if variant is not None:
-        run["model"] = full_name(variant)
-    if optimizer is None:
-        run |= {"optim": training.optim.value, "optim_args": training.optim_args}
-    else:
-        run["optimizer"] = describe_optimizer(optimizer, trainable_parameters(model))
     if training.deepspeed_plugin is not None:  # its checkpoints hold the optimizer's state in files of their own
         run["zero_stage"] = training.deepspeed_plugin.zero_stage
     return json.loads(json.dumps(run))  # as it is read from the file
