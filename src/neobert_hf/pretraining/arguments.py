@@ -140,8 +140,6 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
                 f"per_device_eval_batch_size={self.per_device_eval_batch_size} with {self.world_size} processes; give 1, and "
                 "choose the tokens of a row by row_tokens"
             )
-        if self.deepspeed_plugin is not None:
-            self._check_deepspeed(self.deepspeed_plugin.deepspeed_config)
 
     @classmethod
     def defaults_of(cls, given: Namespace) -> dict[str, Any]:
@@ -165,24 +163,6 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         if optim not in ("adamw_torch", "adamw_torch_fused") or self.optim_args:  # the defaults of transformers 4 and 5
             raise ValueError(
                 f"optim={optim} and optim_args={self.optim_args} have no effect beside {chosen}; leave them out"
-            )
-
-    def _check_deepspeed(self, config):
-        """Refuse a DeepSpeed config that would change the recipe, save no model, or train in each process alone."""
-        if found := [part for part in ("optimizer", "scheduler") if part in config]:
-            raise ValueError(f"the recipe sets {' and '.join(found)}; remove this from the DeepSpeed config")
-        zero = config["zero_optimization"]
-        if self.optimizer == "muon" and zero.get("stage"):
-            raise ValueError("optimizer='muon' needs whole matrices, which ZeRO flattens; choose adamw, FSDP2 or DDP")
-        if zero.get("stage") == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
-            raise ValueError(
-                "ZeRO-3 would save no model; set zero3_save_16bit_model: true in the config of accelerate, or "
-                "stage3_gather_16bit_weights_on_model_save in that of DeepSpeed"
-            )
-        if self.world_size != int(os.environ.get("WORLD_SIZE", 0)):  # set by every launcher
-            raise ValueError(
-                f"DeepSpeed trains with {self.world_size} processes here; start with accelerate launch or torchrun, and give "
-                "use_cpu if there is no GPU"
             )
 
     def _set_accumulation(self):
