@@ -35,7 +35,7 @@ from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
 # Values of a run that its card shows.
 SHOWN = (
     *("batch_size", "learning_rate", "warmup_steps", "bf16", "seed", "max_seq_length", "temperature"),
-    *("sampling_exponent", "num_negatives", "num_candidates", "context_size", "batches"),
+    *("num_negatives", "num_candidates", "context_size", "batches"),
 )
 
 
