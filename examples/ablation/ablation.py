@@ -12,6 +12,7 @@ import filelock
 import numpy as np
 import torch
 import yaml
+from held_out import held_out_losses
 from scipy import stats
 
 from neobert_hf.files import (
@@ -29,7 +30,6 @@ from neobert_hf.pretraining import (
     CorpusArguments,
     PretrainingArguments,
     build_model,
-    held_out_losses,
     open_text,
     order_of_rows,
     pretrain,

@@ -10,7 +10,6 @@ NAMES_OF = {
     "collators": ("PackedMLMCollator",),
     "corpus": ("Corpus",),
     "documents": ("Documents", "Selection"),
-    "held_out": ("held_out_losses",),
     "optimizers": ("muon",),
     "packing": ("MixedRows", "PackedRows", "PackedStream"),
     "plans": ("PackingPlan", "PackingSettings", "make_packing_plan", "read_packing_plan", "write_packing_plan"),
@@ -28,7 +27,6 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from .collators import PackedMLMCollator as PackedMLMCollator
     from .corpus import Corpus as Corpus
     from .documents import Documents as Documents, Selection as Selection
-    from .held_out import held_out_losses as held_out_losses
     from .optimizers import muon as muon
     from .packing import MixedRows as MixedRows, PackedRows as PackedRows, PackedStream as PackedStream
     from .plans import (
