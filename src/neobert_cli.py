@@ -224,8 +224,8 @@ def tokenize(parser: Parser) -> Run:
 
         tokenizer = load_tokenizer(tokenizer_name)
         documents = tokenize(Corpus(**source), tokenizer, output_dir, executor, tasks, workers)
-        names = ("num_documents", "num_tokens", "length_histogram")
-        print(json.dumps({"folder": output_dir, **{name: documents.manifest[name] for name in names}}))
+        counts = {name: documents.manifest[name] for name in ("num_documents", "num_tokens")}
+        print(json.dumps({"folder": output_dir, **counts}))
         words = ("--documents_dir", output_dir, "--tokenizer_name", tokenizer_name, "--output_dir", "runs/pretraining")
         _say_next("pretrain-mlm", *words, "--num_held_out", str(min(1000, 1 + len(documents) // 20)))
 

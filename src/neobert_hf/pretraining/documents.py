@@ -39,9 +39,14 @@ def _map(folder, dtype, task):
 
 def is_whole(folder: Path, task: dict) -> bool:
     """Whether the files of a task have the sizes that its record says."""
-    sizes = {"ids": task["tokens"] * np.dtype(task["dtype"]).itemsize, "ends": task["documents"] * ENDS_DTYPE.itemsize}
-    files = task_files(folder, task["task"])
-    return all(file.is_file() and file.stat().st_size == sizes[name] for name, file in files.items())
+    sizes = {
+        "ids": task["tokens"] * np.dtype(task["dtype"]).itemsize,
+        "ends": task["documents"] * ENDS_DTYPE.itemsize,
+    }
+    for name, file in task_files(folder, task["task"]).items():
+        if not file.is_file() or file.stat().st_size != sizes[name]:
+            return False
+    return True
 
 
 class Documents(Sequence):
@@ -88,7 +93,8 @@ class Documents(Sequence):
         place = bisect_right(self._first, number) - 1
         ids, ends = self._map(self._tasks[place]["task"])
         number -= self._first[place]
-        return np.array(ids[int(ends[number - 1]) if number else 0 : int(ends[number])])
+        start = int(ends[number - 1]) if number else 0
+        return np.array(ids[start : int(ends[number])])
 
     @property
     def lengths(self) -> np.ndarray:
