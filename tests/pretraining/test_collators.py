@@ -146,8 +146,6 @@ def test_trusted_boundaries_are_passed_to_the_model(tokenizer):
     documents = [{"input_ids": tokenizer(text)["input_ids"]} for text in ("the quick brown fox", "jumps")]
     row = PackedMLMCollator(tokenizer, return_flash_attn_kwargs=True, trust_boundaries=True)(documents)
     assert row["trust_boundaries"] is True and row["max_length_q"] == max(len(d["input_ids"]) for d in documents)
-    with pytest.raises(ValueError, match="set return_flash_attn_kwargs=True as well"):
-        PackedMLMCollator(tokenizer, trust_boundaries=True)
 
 
 def test_a_position_that_does_not_increase_begins_a_document(tokenizer):

@@ -34,7 +34,7 @@ class PackedMLMCollator:
 
     Raises:
         ValueError: The tokenizer has no mask token, or no padding token for "padded"; the batch format is unknown,
-            `trust_boundaries` is set without `return_flash_attn_kwargs`, a document holds no token, or one without a mask holds
+            a document holds no token, or one without a mask holds
             the padding token.
 
     Source: paper, section 3.3 (20 % masking without random or kept tokens) and Table 2, row M6, which shows the loss from
@@ -51,8 +51,6 @@ class PackedMLMCollator:
     trust_boundaries: bool = False
 
     def __post_init__(self):
-        if self.trust_boundaries and not self.return_flash_attn_kwargs:
-            raise ValueError("trust_boundaries=True without boundaries; set return_flash_attn_kwargs=True as well")
         if self.batch_format not in BATCH_FORMATS:
             raise ValueError(f"batch_format={self.batch_format!r} is not one of {', '.join(BATCH_FORMATS)}")
         if self.batch_format == "padded" and self.tokenizer.pad_token_id is None:
@@ -112,8 +110,8 @@ class PackedMLMCollator:
             boundaries = torch.tensor([0, *lengths]).cumsum(0).int()
             batch |= {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
             batch |= {"max_length_q": max(lengths), "max_length_k": max(lengths)}
-        if self.trust_boundaries:
-            batch["trust_boundaries"] = True
+            if self.trust_boundaries:
+                batch["trust_boundaries"] = True
         return batch
 
     def _read_row(self, row):
