@@ -48,22 +48,23 @@ def muon(
     """
     if Muon is Optimizer:
         raise ImportError(f"torch {torch.__version__} has no Muon; install torch 2.9 or newer, or choose adamw")
-    groups = {}
+    of_muon: dict[tuple, dict] = {}
+    of_adamw: dict[bool, dict] = {}
     for name, parameter in parameters.items():
-        is_matrix = parameter.ndim == 2 and IN_BLOCK.search(name) is not None
+        is_decayed = name not in no_decay
         parts, rows = 1, None  # number of parts, and number of consecutive rows that belong to one part
         if head_dim and name.endswith(".qkv.weight"):
             parts, rows = 3, head_dim
         elif head_dim and name.endswith(".w12.weight"):
             parts, rows = 2, len(parameter) // 2
-        key = ("muon", parts, rows) if is_matrix else ("adamw", name not in no_decay)
-        groups.setdefault(key, []).append(parameter)
-    of_muon = [{"params": of, "parts": key[1], "rows": key[2]} for key, of in groups.items() if key[0] == "muon"]
-    of_adamw = [
-        {"params": of, "weight_decay": weight_decay * key[1]} for key, of in groups.items() if key[0] == "adamw"
-    ]
-    rule = MuonInParts(of_muon, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-    return MuonWithAdamW(rule, AdamW(of_adamw, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps))
+        if parameter.ndim == 2 and IN_BLOCK.search(name):
+            group = of_muon.setdefault((parts, rows), {"params": [], "parts": parts, "rows": rows})
+        else:
+            group = of_adamw.setdefault(is_decayed, {"params": [], "weight_decay": weight_decay * is_decayed})
+        group["params"].append(parameter)
+    rule = MuonInParts(of_muon.values(), lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+    other = AdamW(of_adamw.values(), lr=lr, weight_decay=weight_decay, betas=betas, eps=eps)
+    return MuonWithAdamW(rule, other)
 
 
 class MuonWithAdamW(Optimizer):
