@@ -47,7 +47,7 @@ from transformers import (
 )
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.files.writing import write_json
+from neobert_hf.files.output import write_json
 from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, pretrain
 
 sys.path.append(str(Path(__file__).parents[1] / "examples/ablation"))

@@ -23,6 +23,7 @@ from datasets import DatasetDict
 from prepare_sets import read_yaml
 from transformers.hf_argparser import HfArg
 
+from neobert_hf.checkpoints import write_card
 from neobert_hf.embeddings import (
     ContrastiveArguments,
     ContrastiveTrainer,
@@ -39,7 +40,6 @@ from neobert_hf.embeddings import (
     warn_of_truncated,
 )
 from neobert_hf.finetuning import say_saved
-from neobert_hf.hub import write_card
 from neobert_hf.runs import run_script
 
 

@@ -21,8 +21,8 @@ from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
 from transformers.hf_argparser import HfArg
 
+from ..checkpoints.embedding_models import warn_of_truncated
 from ..runs import ResumeArguments
-from .models import warn_of_truncated
 from .pairs import Sets, as_sets, texts_of
 from .retrieval import pairs_evaluators
 from .training import PairArguments, PairTrainer, train_and_record

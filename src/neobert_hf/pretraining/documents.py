@@ -15,9 +15,9 @@ import numpy as np
 from torch.utils.data import Subset
 from transformers import PreTrainedTokenizerFast
 
-from ..files.trust import read_json
-from ..files.wordpiece import tokenizer_hash
-from ..files.writing import content_hash
+from ..data.wordpiece import tokenizer_hash
+from ..files.json_files import read_json
+from ..files.output import content_hash
 from .permutation import Permutation
 
 MANIFEST = "manifest.json"

@@ -8,9 +8,10 @@ import numpy as np
 import yaml
 from transformers import Trainer
 
-from ..files.writing import write_json, writing
-from ..runs import environment, write_record
-from ..runs.folders import RECIPE, SUMMARY
+from ..checkpoints.record import write_record
+from ..files.output import write_json, writing
+from ..runs import environment
+from ..runs.resume import RECIPE, SUMMARY
 
 FIGURES = ("steps", "num_tokens", "num_masked", "precision", "devices")  # on the card, beside the record
 FIGURES_OF_LOG = ("num_tokens", "num_masked", "loss", "perplexity", "masked_accuracy")

@@ -20,10 +20,10 @@ from torch.utils.data import Dataset, SequentialSampler
 from transformers import TrainerCallback, TrainerState
 from transformers.integrations import unset_hf_deepspeed_config
 
-from ..files.writing import writing
+from ..files.output import writing
 from ..model.modeling_neobert import NeoBERTForMaskedLM
-from ..runs.folders import METRICS, last_complete_checkpoint
 from ..runs.manifests import STATE, CheckedCheckpoints
+from ..runs.resume import METRICS, last_complete_checkpoint
 from .optimizers import MakeOptimizer, Schedule, check_optimizer, names_with_decay, trainable_parameters
 from .recipes import Recipe
 from .summary import COUNTS

@@ -14,8 +14,8 @@ from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformer
 from train_embeddings import PaperArguments, read_prompts, train_with_prompts
 
+from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.embeddings import ContrastiveTrainingArguments, open_sets, sentence_transformer
-from neobert_hf.files.wordpiece import train_wordpiece
 
 QUIET = dict(use_cpu=True, report_to="none", disable_tqdm=True)
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeio"]
