@@ -179,7 +179,8 @@ def choose_backend(implementation: str, situation: Situation, need_weights: bool
         return "eager"
     if implementation == "auto":
         return _best_backend(*situation)
-    if reason := _unsupported_reason(implementation, *situation):
+    reason = _unsupported_reason(implementation, *situation)
+    if reason:
         check_installed(implementation)
         raise ValueError(
             f"attn_implementation={implementation!r} {reason}; choose 'sdpa', or omit it to use the best backend"
@@ -190,7 +191,8 @@ def choose_backend(implementation: str, situation: Situation, need_weights: bool
 @torch.compiler.assume_constant_result  # the compiler must not trace this function
 def _unsupported_reason(implementation, *situation):
     """Why a backend cannot run in a situation; an empty string if it can run."""
-    backend, (devices, dtype, head_dim, is_packed, is_fast) = find_backend(implementation), situation
+    backend = find_backend(implementation)
+    devices, dtype, head_dim, is_packed, is_fast = situation
     if ("packed" if is_packed else "dense") not in backend.layouts:
         return "supports packed sequences only, not a 4-D mask, unpad_inputs=False, or a padding mask while compiling"
     for device in devices:
@@ -222,10 +224,7 @@ def _best_backend(*situation):
 @lru_cache
 def _find_best_backend(*situation):
     """The first backend of the table that can run; cached, so that each choice is logged once."""
-    automatic = (name for name, row in BACKENDS.items() if row.is_automatic)
+    automatic = [name for name, row in BACKENDS.items() if row.is_automatic]
     name = next(name for name in automatic if not _unsupported_reason(name, *situation))
-    devices, dtype, _, is_packed, is_fast = situation
-    layout, kernels = "packed" if is_packed else "padded", "CPU inference" if is_fast else "standard"
-    places = ", ".join(map(str, devices))
-    logger.info(f"NeoBERT on {places} in {dtype}, {layout} layout: {name} attention, {kernels} kernels")
+    logger.info(f"NeoBERT runs {name} attention in this {Situation(*situation)}")
     return name
