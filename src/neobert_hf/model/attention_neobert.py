@@ -71,7 +71,8 @@ def additive(mask, dtype):
     lowest = torch.finfo(dtype).min
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest)
-    return mask.clamp(min=max(lowest, torch.finfo(mask.dtype).min)).to(dtype)
+    lowest = max(lowest, torch.finfo(mask.dtype).min)
+    return mask.clamp(min=lowest).to(dtype)
 
 
 def attend_sdpa(q_THK, k_THK, v_THK, plan):
@@ -87,9 +88,11 @@ def attend_sdpa(q_THK, k_THK, v_THK, plan):
     if len(set(layout.lengths)) == 1:  # sequences of equal length form a batch
         q, k, v = split_rows((-1, layout.lengths[0]), q_THK, k_THK, v_THK)
         return join_rows(F.scaled_dot_product_attention(q, k, v)), None
+    parts = [x.transpose(0, 1).split(layout.lengths, dim=1) for x in (q_THK, k_THK, v_THK)]
     outputs = []
-    for q, k, v in zip(*(x.transpose(0, 1).split(layout.lengths, dim=1) for x in (q_THK, k_THK, v_THK))):
-        outputs.append(F.scaled_dot_product_attention(q[None], k[None], v[None])[0])
+    for q, k, v in zip(*parts):
+        output = F.scaled_dot_product_attention(q[None], k[None], v[None])
+        outputs.append(output[0])
     return torch.cat(outputs, dim=1).transpose(0, 1), None
 
 
@@ -100,12 +103,15 @@ def attend_rows(attend, q_THK, k_THK, v_THK, plan):
         if plan.mask is not None:
             mask = additive(plan.mask, q_THK.dtype)
         q, k, v = split_rows(layout.shape, q_THK, k_THK, v_THK)
-        return join_rows(attend(q, k, v, layout.position_ids.view(layout.shape), mask))
+        positions_BL = layout.position_ids.view(layout.shape)
+        return join_rows(attend(q, k, v, positions_BL, mask))
     lengths = layout.lengths or layout.cu_seq_lens.diff().tolist()  # trusted boundaries are on the device only
+    parts = [x.split(lengths) for x in (q_THK, k_THK, v_THK, layout.position_ids)]
     outputs = []
-    for *parts, positions_L in zip(*(x.split(lengths) for x in (q_THK, k_THK, v_THK, layout.position_ids))):
-        q, k, v = (x.transpose(0, 1)[None] for x in parts)
-        outputs.append(attend(q, k, v, positions_L[None], mask)[0].transpose(0, 1))
+    for *document, positions_L in zip(*parts):
+        q, k, v = (x.transpose(0, 1)[None] for x in document)
+        output = attend(q, k, v, positions_L[None], mask)
+        outputs.append(output[0].transpose(0, 1))
     return torch.cat(outputs)
 
 
@@ -195,7 +201,9 @@ def _attend_groups(q_THK, k_THK, v_THK, groups):
         padded.append(places.index_copy(0, groups.indices, x).split(sizes))
     outputs = []
     for shape, mask, *parts in zip(groups.shapes, groups.masks, *padded):
-        outputs.append(join_rows(_attend_group(*split_rows(shape, *parts), mask)))
+        q, k, v = split_rows(shape, *parts)
+        output = _attend_group(q, k, v, mask)
+        outputs.append(join_rows(output))
     return torch.cat(outputs).index_select(0, groups.indices)
 
 
@@ -215,7 +223,8 @@ class _BatchedProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q_NHLK, k_NHLK, v_NHLK, mask):
         q, k, v = (x.flatten(0, 1) for x in (q_NHLK, k_NHLK, v_NHLK))
-        scores = widen(torch.bmm(q, k.mT)).mul_(q.shape[-1] ** -0.5)
+        scale = q.shape[-1] ** -0.5
+        scores = widen(torch.bmm(q, k.mT)).mul_(scale)
         if mask is not None:
             scores.unflatten(0, q_NHLK.shape[:2]).masked_fill_(~mask, -torch.inf)
         weights = scores.softmax(-1).to(q.dtype)
@@ -229,8 +238,9 @@ class _BatchedProducts(torch.autograd.Function):
         q, k, v, weights, output = ctx.saved_tensors
         grad = grad_NHLK.flatten(0, 1)
         mean = (widen(grad) * output).sum(-1, keepdim=True)
+        scale = q.shape[-1] ** -0.5
         grad_scores = widen(torch.bmm(grad, v.mT)).sub_(mean)
-        grad_scores = grad_scores.mul_(weights).mul_(q.shape[-1] ** -0.5).to(q.dtype)
+        grad_scores = grad_scores.mul_(weights).mul_(scale).to(q.dtype)
         grads = (
             torch.bmm(grad_scores, k),
             torch.bmm(grad_scores.mT, q),

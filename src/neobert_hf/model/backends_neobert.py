@@ -61,7 +61,11 @@ def _half(lowest, highest=(99, 0)):
 
 
 _flash: dict[str, Any] = dict(
-    attend=attend_registry, layouts=("packed",), reads_boundaries=True, head_multiple=8, max_head_width=256
+    attend=attend_registry,
+    layouts=("packed",),
+    reads_boundaries=True,
+    head_multiple=8,
+    max_head_width=256,
 )
 
 # In the order of preference of "auto". The limits are those of FlashAttention 2.8, 3 beta and 4.0 beta (wider heads run on Hopper
@@ -125,9 +129,21 @@ BACKENDS = {
         is_automatic=True,
         is_for_inference=True,
     ),
-    "sdpa": Backend(attend_sdpa, layouts=("packed", "dense"), make_mask=make_sdpa_mask, is_automatic=True),
-    "eager": Backend(attend_eager, layouts=("dense",)),
-    "flex_attention": Backend(attend_flex, layouts=("packed",), make_mask=make_flex_mask),
+    "sdpa": Backend(
+        attend_sdpa,
+        layouts=("packed", "dense"),
+        make_mask=make_sdpa_mask,
+        is_automatic=True,
+    ),
+    "eager": Backend(
+        attend_eager,
+        layouts=("dense",),
+    ),
+    "flex_attention": Backend(
+        attend_flex,
+        layouts=("packed",),
+        make_mask=make_flex_mask,
+    ),
 }
 
 
@@ -136,7 +152,12 @@ def find_backend(implementation: str) -> Backend:
     if implementation in BACKENDS:
         return BACKENDS[implementation]
     if "flash" in implementation:
-        return Backend(attend_registry, layouts=("packed",), capabilities=_half((0, 0)), reads_boundaries=True)
+        return Backend(
+            attend_registry,
+            layouts=("packed",),
+            capabilities=_half((0, 0)),
+            reads_boundaries=True,
+        )
     return Backend(None, layouts=("dense",))
 
 
@@ -163,7 +184,11 @@ class Situation(NamedTuple):
     is_fast: bool = False
 
 
-def choose_backend(implementation: str, situation: Situation, need_weights: bool = False) -> str:
+def choose_backend(
+    implementation: str,
+    situation: Situation,
+    need_weights: bool = False,
+) -> str:
     """Choose the attention backend: the requested one, the best one for "auto", and eager if probabilities are needed.
 
     Raises:

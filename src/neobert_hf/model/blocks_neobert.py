@@ -72,7 +72,13 @@ class NeoBERTAttention(nn.Module):
         self.layer_idx = layer_idx
         self.scaling = config.head_dim**-0.5
 
-    def forward(self, q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, plan: ForwardPlan) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self,
+        q_THK: Tensor,
+        k_THK: Tensor,
+        v_THK: Tensor,
+        plan: ForwardPlan,
+    ) -> tuple[Tensor, Tensor | None]:
         """softmax(q k^T / sqrt(K)) v in both directions; a registered function gets (B, H, L, K), as in transformers' models.
 
         Returns:
@@ -85,7 +91,8 @@ class NeoBERTAttention(nn.Module):
             return own(q_THK, k_THK, v_THK, plan)
         q, k, v = split_rows(plan.layout.shape, q_THK, k_THK, v_THK)
         attend = ALL_ATTENTION_FUNCTIONS[plan.backend]
-        out, _ = attend(self, q, k, v, plan.mask, dropout=0.0, scaling=self.scaling, **plan.options)
+        options = dict(dropout=0.0, scaling=self.scaling, **plan.options)
+        out, _ = attend(self, q, k, v, plan.mask, **options)
         return out.reshape(q_THK.shape), None  # vLLM returns (T, H * K)
 
 
@@ -100,7 +107,7 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         ffn_class: Made from (config).
     """
 
-    # The elementwise operations of `forward_fast`.
+    # The elementwise operations of inference on a CPU.
     silu = staticmethod(F.silu)
     rotate = staticmethod(torch.mul)
 
@@ -122,45 +129,46 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         self.ffn = ffn_class(config)
 
     def forward(
-        self, x_TD: Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: Tensor | None = None
+        self,
+        x_TD: Tensor,
+        rotary: Rotary,
+        plan: ForwardPlan,
+        tokens_S: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The residual stream (T, D) after the block; with eager attention also its probabilities (B, H, L, L).
 
         With `tokens_S`, indices on the flat axis, the stream of these tokens only, (S, D): their attention reads all tokens, and
         the products after attention are computed for them alone.
+
+        For inference on a CPU, the second half is written in fewer operations (see kernels_neobert.py).
         """
-        if plan.is_fast and self.has_own_parts():
-            return self.forward_fast(x_TD, rotary, plan, tokens_S)
-        qkv_TH3K = self.qkv(self.attention_norm(x_TD)).unflatten(-1, (-1, 3, self.head_dim))
-        parts_THK = split_and_rotate(qkv_TH3K, rotary.table)
+        is_fast = plan.is_fast and self.has_own_parts()
+        multiply = plan.multiply if is_fast else None
+        qkv_TD = linear(self.qkv, normalize(self.attention_norm, x_TD, is_fast), multiply)
+        qkv_TH3K = qkv_TD.unflatten(-1, (-1, 3, self.head_dim))
+        if is_fast:
+            is_tiled = plan.backend == "cpu_tiled"
+            parts_THK = split_and_rotate_fast(qkv_TH3K, rotary.rotations, is_tiled, self.rotate)
+        else:
+            parts_THK = split_and_rotate(qkv_TH3K, rotary.table)
         out_THK, weights = self.attention(*parts_THK, plan)
         if tokens_S is not None:
             x_TD = x_TD.index_select(0, tokens_S)
             out_THK = out_THK.index_select(0, tokens_S)
-        x_TD = x_TD + self.wo(out_THK.flatten(1))
-        x_TD = x_TD + self.ffn(self.ffn_norm(x_TD))
-        if weights is None:
-            return x_TD
-        return x_TD, weights
+        if not is_fast:
+            x_TD = x_TD + self.wo(out_THK.flatten(1))
+            x_TD = x_TD + self.ffn(self.ffn_norm(x_TD))
+            return x_TD if weights is None else (x_TD, weights)
+        if tokens_S is not None:
+            multiply = choose_product(qkv_TD.dtype, len(tokens_S))
+        out_TD = out_THK.flatten(1).to(qkv_TD.dtype)
+        x_TD = x_TD + linear(self.wo, out_TD, multiply)
+        gate_up_TF = linear(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), multiply)
+        gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
+        swiglu_TF = self.silu(gate_TF).mul_(up_TF)
+        return x_TD + linear(self.ffn.w3, swiglu_TF, multiply)
 
     def has_own_parts(self) -> bool:
         """Whether no variant of the model, adapter or hook has replaced or reads the norms and SwiGLU."""
         parts = self.attention_norm, self.ffn_norm, self.ffn
         return [type(part) for part in parts] == [RMSNorm, RMSNorm, SwiGLU] and not is_hooked(*parts)
-
-    def forward_fast(self, x_TD: Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: Tensor | None) -> Tensor:
-        """`forward` in fewer operations, for inference on a CPU (see kernels_neobert.py)."""
-        multiply, is_tiled = plan.multiply, plan.backend == "cpu_tiled"
-        qkv_TD = linear(self.qkv, rms_norm(x_TD, self.attention_norm), multiply)
-        qkv_TH3K = qkv_TD.unflatten(-1, (-1, 3, self.head_dim))
-        parts_THK = split_and_rotate_fast(qkv_TH3K, rotary.rotations, is_tiled, self.rotate)
-        out_THK, _ = self.attention(*parts_THK, plan)
-        if tokens_S is not None:
-            x_TD = x_TD.index_select(0, tokens_S)
-            out_THK = out_THK.index_select(0, tokens_S)
-            multiply = choose_product(qkv_TD.dtype, len(tokens_S))
-        x_TD = x_TD + linear(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), multiply)
-        gate_up_TF = linear(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), multiply)
-        gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
-        swiglu_TF = self.silu(gate_TF).mul_(up_TF)
-        return x_TD + linear(self.ffn.w3, swiglu_TF, multiply)

@@ -12,7 +12,11 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 
-def check_encoder_is_complete(model, missing: set[str], unexpected: set[str]) -> None:
+def check_encoder_is_complete(
+    model,
+    missing: set[str],
+    unexpected: set[str],
+) -> None:
     """Refuse a checkpoint with missing encoder tensors, or with only the weight or only the bias of a head layer.
 
     A head that is missing entirely is allowed; it is newly initialised. `missing` are the names of parameters that the checkpoint
@@ -101,7 +105,11 @@ def set_auto_map(model, auto_classes: dict[str, type]) -> None:
 OF_PACKAGE = re.compile(r"^(\s*from )neobert_hf(?:\.model(?:\.(\w+))?)?(?= import )", re.MULTILINE)
 
 
-def save_code(encoder_class: type, classes: Iterable[type], folder: str | Path) -> None:
+def save_code(
+    encoder_class: type,
+    classes: Iterable[type],
+    folder: str | Path,
+) -> None:
     """Copy the files of this package, and the files of other places that define classes, so that they load without the package.
 
     Args:

@@ -31,8 +31,9 @@ RULES = {
     **dict.fromkeys(("max_position_embeddings", "max_length", "dim_head"), optional(SIZE)),
     "norm_eps": POSITIVE,
     "rope_theta": optional(POSITIVE),
-    **dict.fromkeys(("rope_parameters", "rope_scaling", "id2label", "label2id"), optional(SECTION)),
-    "quantization_config": optional(SECTION),
+    **dict.fromkeys(
+        ("rope_parameters", "rope_scaling", "id2label", "label2id", "quantization_config"), optional(SECTION)
+    ),
     "classifier_dropout": PROBABILITY,
     "classifier_pooling": ("'cls' or 'mean'", lambda value: value in ("cls", "mean")),
     **dict.fromkeys(("unpad_inputs", "sparse_prediction", "tie_word_embeddings"), FLAG),
@@ -44,7 +45,11 @@ RULES = {
 }
 
 
-def check_values(values: dict[str, Any], rules: dict[str, tuple[str, Callable]], place: str = "") -> None:
+def check_values(
+    values: dict[str, Any],
+    rules: dict[str, tuple[str, Callable]],
+    place: str = "",
+) -> None:
     """Raise ValueError for a value that breaks the rule of its name; `place` says where it stands."""
     for name, (words, holds) in rules.items():
         if name in values and not holds(values[name]):
@@ -69,10 +74,21 @@ ROPE_RULES = {
 
 # Keys of the published config.json, and of those that its training code writes, which change nothing in NeoBERT.
 JUNK_KEYS = (
-    *("kwargs", "trust_remote_code", "pretrained_model_name_or_path"),
-    *("rope", "rms_norm", "ngpt", "hidden_act", "base_scale"),
-    *("dropout", "dropout_prob", "flash_attention", "attn_backend", "kernel_backend"),
-    *("swiglu_width", "use_return_dict"),  # properties
+    "kwargs",
+    "trust_remote_code",
+    "pretrained_model_name_or_path",
+    "rope",
+    "rms_norm",
+    "ngpt",
+    "hidden_act",
+    "base_scale",
+    "dropout",
+    "dropout_prob",
+    "flash_attention",
+    "attn_backend",
+    "kernel_backend",
+    "swiglu_width",  # a property, as is the next
+    "use_return_dict",
 )
 # Keys of config.json by which transformers would run code of another place: a pipeline's, a kernel's.
 CODE_KEYS = ("custom_pipelines", "attn_implementation", "_attn_implementation", "experts_implementation")
@@ -283,8 +299,10 @@ class NeoBERTConfig(PretrainedConfig):
 
     def _standard_rope_parameters(self, rope_parameters, rope_theta, rope_scaling):
         """Convert both formats to that of transformers 5 and check the values."""
-        rope = {key: value for key, value in (rope_scaling or rope_parameters or {}).items() if value is not None}
-        bases = (rope_theta, rope.get("rope_theta"), (rope_parameters or {}).get("rope_theta"), 10000.0)
+        given = rope_scaling or rope_parameters or {}
+        rope = {key: value for key, value in given.items() if value is not None}
+        other_base = (rope_parameters or {}).get("rope_theta")
+        bases = (rope_theta, rope.get("rope_theta"), other_base, 10000.0)
         rope["rope_theta"] = next(base for base in bases if base is not None)
         if "type" in rope:  # name of the key before transformers 4.45
             rope.setdefault("rope_type", rope.pop("type"))

@@ -63,18 +63,28 @@ class CompiledBlock(NeoBERTBlock):
 def _normalize(x_TD, norm):
     # a float in arithmetic becomes an input of the graph; as an argument of F.rms_norm, everything would be compiled twice
     wide_TD = widen(x_TD)
-    scale = (wide_TD.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
-    return (wide_TD * scale * norm.weight.to(wide_TD.dtype)).to(norm.weight.dtype)
+    mean_square = wide_TD.square().mean(-1, keepdim=True)
+    scale = (mean_square + norm.eps).rsqrt()
+    out_TD = wide_TD * scale * norm.weight.to(wide_TD.dtype)
+    return out_TD.to(norm.weight.dtype)
 
 
-def project(block: nn.Module, x_TD: Tensor, table: Tensor) -> tuple[Tensor, ...]:
+def project(
+    block: nn.Module,
+    x_TD: Tensor,
+    table: Tensor,
+) -> tuple[Tensor, ...]:
     """Queries, keys and values (T, H, K), contiguous, as `NeoBERTBlock.forward` computes them before attention."""
     qkv_TD = F.linear(_normalize(x_TD, block.attention_norm), block.qkv.weight)
     qkv_TH3K = qkv_TD.unflatten(-1, (-1, 3, block.head_dim))
     return tuple(x.contiguous() for x in split_and_rotate(qkv_TH3K, table))
 
 
-def finish(block: nn.Module, x_TD: Tensor, out_THK: Tensor) -> Tensor:
+def finish(
+    block: nn.Module,
+    x_TD: Tensor,
+    out_THK: Tensor,
+) -> Tensor:
     """The residual stream (T, D) after a block, as `NeoBERTBlock.forward` computes it after attention."""
     x_TD = x_TD + F.linear(out_THK.flatten(1), block.wo.weight)
     gate_up_TF = F.linear(_normalize(x_TD, block.ffn_norm), block.ffn.w12.weight)
@@ -126,7 +136,10 @@ class GraphCache:
         self.stream = self.pool = self.done = None
 
     def _find_children(self, encoder):
-        return [child for module in (encoder, *self.modules) for child in module._modules.values()]
+        children = []
+        for module in (encoder, *self.modules):
+            children += module._modules.values()
+        return children
 
     def _find_addresses(self):
         addresses = []
@@ -146,7 +159,12 @@ class GraphCache:
             return type(encoder).run_blocks(encoder, tokens, plan, returned, select_tokens)
         return x_TD, (), (), None
 
-    def replay(self, encoder: nn.Module, tokens: Tensor, plan: ForwardPlan) -> Tensor | None:
+    def replay(
+        self,
+        encoder: nn.Module,
+        tokens: Tensor,
+        plan: ForwardPlan,
+    ) -> Tensor | None:
         """The states (T, D) after the last norm, a copy of what the graph writes; None if no graph can compute them.
 
         Args:
@@ -154,7 +172,9 @@ class GraphCache:
             plan: Plan of the forward; the lengths of its documents are on the host.
         """
         layout, config = plan.layout, encoder.config
-        if not (self.is_on and layout.lengths and find_backend(plan.backend).reads_boundaries and tokens.ndim == 2):
+        if not (self.is_on and layout.lengths and tokens.ndim == 2):
+            return None
+        if not find_backend(plan.backend).reads_boundaries:
             return None
         lengths, longest = fill(layout.lengths)
         num_tokens, num_filled = sum(layout.lengths), sum(lengths)

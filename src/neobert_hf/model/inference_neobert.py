@@ -20,7 +20,10 @@ def check_is_original(model: nn.Module, action: str) -> None:
 
 @torch.inference_mode(False)  # tensors that are made in inference mode could not be used outside it
 def inference_copy(
-    model: nn.Module, int8: bool = False, batch_invariant: bool = False, cuda_graphs: bool = True
+    model: nn.Module,
+    int8: bool = False,
+    batch_invariant: bool = False,
+    cuda_graphs: bool = True,
 ) -> nn.Module:
     """Return a copy of a NeoBERT for fast inference on its device, in evaluation mode; the model itself does not change.
 

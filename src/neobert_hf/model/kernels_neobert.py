@@ -74,7 +74,11 @@ def choose_product(dtype: torch.dtype, num_rows: int) -> Callable[..., Tensor]:
     return multiply_by_onednn if onednn_is_best(dtype, num_rows) else F.linear
 
 
-def linear(layer: nn.Module, x: Tensor, multiply: Callable[..., Tensor] | None) -> Tensor:
+def linear(
+    layer: nn.Module,
+    x: Tensor,
+    multiply: Callable[..., Tensor] | None,
+) -> Tensor:
     """layer(x), by the library that was chosen.
 
     Args:
@@ -96,7 +100,10 @@ def is_plain(layer: nn.Module) -> bool:
     return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
 
 
-def in_few_shapes(multiply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def in_few_shapes(
+    multiply: Callable[[Tensor], Tensor],
+    x: Tensor,
+) -> Tensor:
     """multiply(x), computed for one of few numbers of rows: some rows of x are computed twice.
 
     oneDNN compiles a program of about 0.5 MB for each number of rows and each shape of a layer, and torch keeps 1,024 of them.
@@ -116,12 +123,20 @@ def in_few_shapes(multiply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return multiply(torch.cat((x, x[:num_more])))[:num_rows]
 
 
-def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def multiply_by_onednn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
     """x (T, in) times the transpose of `weight` (out, in), plus the bias; the weight may be in oneDNN's order."""
     return in_few_shapes(lambda rows: TORCH.onednn_linear(rows, weight, bias, "none", [], ""), x)
 
 
-def check_conversion(fn: Callable[[Tensor], Tensor], dtype: torch.dtype, device: torch.device) -> None:
+def check_conversion(
+    fn: Callable[[Tensor], Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
     """Raise ValueError if `fn`, which nn.Module applies to all tensors, converts or moves those of an inference copy."""
     changed = fn(torch.empty(0, dtype=dtype, device=device))
     if (changed.dtype, changed.device) != (dtype, device):
@@ -192,7 +207,8 @@ class Int8Linear(InferenceLinear):
 
     def store(self, weight: Tensor) -> None:
         """Keep a float32 matrix (out, in) as integers in -63 to 63."""
-        scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 63
+        largest = weight.abs().amax(1)
+        scale = largest.clamp(min=torch.finfo(torch.float32).tiny) / 63
         rounded = (weight / scale[:, None]).round()
         self.register_buffer("weight", TORCH.onednn_int8_prepack(rounded.to(torch.int8), None))
         # A row x is stored as the uint8 numbers 127 * x / largest + 128; the offset takes back what 128 adds to the product.
@@ -207,7 +223,8 @@ class Int8Linear(InferenceLinear):
     def _multiply(self, x):
         largest = x.abs().amax(-1, keepdim=True)
         # + 0.5, because the conversion to an integer rounds down. From float32 to uint8 directly, it is several times slower.
-        rows = torch.add(_scalar(128.5), x / largest, alpha=127).to(torch.int32).to(torch.uint8)
+        rows = torch.add(_scalar(128.5), x / largest, alpha=127)
+        rows = rows.to(torch.int32).to(torch.uint8)
         weight = self.weight, self.scale, self.zero_points
         options = 1.0, 0, torch.float32, "none", [], ""
         out = TORCH.onednn_int8_linear(rows, 1.0, 0, *weight, self.offset, *options)
@@ -231,12 +248,18 @@ def rms_norm(x_TD: Tensor, norm: nn.RMSNorm) -> Tensor:
     """norm(x) in fp32, rounded once, at the end."""
     wide_TD = x_TD.float()
     length = torch.linalg.vector_norm(wide_TD, dim=-1, keepdim=True)
-    scale = torch.addcmul(_scalar(norm.eps), length, length, value=1 / x_TD.shape[-1]).rsqrt_()
+    mean_square = torch.addcmul(_scalar(norm.eps), length, length, value=1 / x_TD.shape[-1])
+    scale = mean_square.rsqrt_()
     out_TD = wide_TD * scale if wide_TD is x_TD else wide_TD.mul_(scale)
     return out_TD.mul_(norm.weight.float()).to(norm.weight.dtype)
 
 
-def tiled_attention(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, lengths: tuple[int, ...]) -> Tensor:
+def tiled_attention(
+    q_THK: Tensor,
+    k_THK: Tensor,
+    v_THK: Tensor,
+    lengths: tuple[int, ...],
+) -> Tensor:
     """Attention within each sequence, in both directions, block by block: softmax(q k^T / sqrt(K)) v.
 
     The reference implementation is `scaled_dot_product_attention`. This kernel scales the scores by log2(e) and computes 2^s,
@@ -277,7 +300,8 @@ def _attend_batch(q_HNLK, k_HNLK, v_HNLK, out_HNLK):
     for n in range(0, num_sequences, sequences):
         for h in range(0, num_heads, heads):
             part = slice(h, h + heads), slice(n, n + sequences)
-            _attend_part(*(x[part] for x in (q_HNLK, k_HNLK, v_HNLK, out_HNLK)), rows, scale)
+            q, k, v, out = q_HNLK[part], k_HNLK[part], v_HNLK[part], out_HNLK[part]
+            _attend_part(q, k, v, out, rows, scale)
 
 
 def _attend_part(q_HNLK, k_HNLK, v_HNLK, out_HNLK, rows, scale):
@@ -298,8 +322,10 @@ def _weights(q_BMK, k_BLK, scale):
     smallest, largest = total.aminmax()
     if not (smallest.item() > 2.0**-100 and largest.item() < 2.0**100):
         # Only in the matrices that need it, so that a sequence does not depend on other sequences of the batch.
-        needs_shift = ~((total > 2.0**-100) & (total < 2.0**100)).flatten(1).all(1)
+        is_precise = (total > 2.0**-100) & (total < 2.0**100)
+        needs_shift = ~is_precise.flatten(1).all(1)
         shifted = score()[needs_shift]
-        weights[needs_shift] = shifted.sub_(shifted.amax(-1, keepdim=True)).exp2_()
+        largest_score = shifted.amax(-1, keepdim=True)
+        weights[needs_shift] = shifted.sub_(largest_score).exp2_()
         total = weights.sum(-1, keepdim=True)
     return weights, total

@@ -119,8 +119,14 @@ MAX_LENGTHS = ("max_length_q", "max_length_k", "max_seqlen")
 BOUNDARIES = ("position_ids", "seq_idx", "free_positions", *CU_SEQ_LENS, *MAX_LENGTHS, "trust_boundaries")
 # Beginnings of the names that modules of sentence-transformers add to the inputs; a second pass gives them to the model too.
 ADDED_BY_SENTENCE_TRANSFORMERS = (
-    *("token_embeddings", "token_weights_sum", "all_layer_embeddings", "sentence_embedding", "scores", "dataset_name"),
-    *("decoded_embedding", "auxiliary_embedding"),  # of a sparse autoencoder
+    "token_embeddings",
+    "token_weights_sum",
+    "all_layer_embeddings",
+    "sentence_embedding",
+    "scores",
+    "dataset_name",
+    "decoded_embedding",  # of a sparse autoencoder
+    "auxiliary_embedding",
 )
 
 
@@ -147,7 +153,12 @@ class Boundaries(NamedTuple):
     options: dict[str, Any] = {}
 
     @classmethod
-    def from_arguments(cls, model: str, arguments: dict[str, Any], options: Iterable[str] = ()) -> "Boundaries":
+    def from_arguments(
+        cls,
+        model: str,
+        arguments: dict[str, Any],
+        options: Iterable[str] = (),
+    ) -> "Boundaries":
         """Collect the arguments of a forward that mark documents, with their aliases, and those named in `options`.
 
         Args:
@@ -188,7 +199,11 @@ def sequence_of_each_token(cu_seq_lens: Tensor, num_tokens: int) -> Tensor:
     return torch.bucketize(tokens, cu_seq_lens[1:].long(), right=True)
 
 
-def check_tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None, axes: str = "rows, columns") -> Tensor:
+def check_tokens(
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    axes: str = "rows, columns",
+) -> Tensor:
     """Return `input_ids` (B, L) or `inputs_embeds` (B, L, D), whichever is given; `axes` names the axes before D.
 
     Raises:
@@ -245,7 +260,7 @@ def make_layout(
         starts, is_real_on_host = _read_values(tokens, vocab_size, attention_mask, boundaries)
     if not is_packed:
         return _dense_layout(shape, device, attention_mask, boundaries, starts, is_real_on_host)
-    lengths, longest = None, boundaries.max_length
+    lengths, longest, cu_seq_lens = None, boundaries.max_length, boundaries.cu_seq_lens
     if starts is not None:
         lengths = tuple(starts.diff().tolist())
         longest = max(lengths)
@@ -255,8 +270,8 @@ def make_layout(
             "max_length_q is missing; compiled, and with trust_boundaries=True, the values of cu_seq_lens are not read, so give "
             "max_length_q as an integer"
         )
-    else:
-        cu_seq_lens = boundaries.cu_seq_lens.int()
+    assert cu_seq_lens is not None  # without values, a packed layout requires them
+    cu_seq_lens = cu_seq_lens.int()
     return _packed_layout(shape, device, boundaries.position_ids, cu_seq_lens, longest, lengths, is_real_on_host)
 
 
@@ -349,7 +364,7 @@ def _first_of_documents(boundaries, is_real):
     return None
 
 
-def _find_first(name, values, is_real=None):
+def _find_first(name, values, is_real):
     """(B, L) bool, True at the first token of each document: `seq_idx` changes, or `position_ids` does not increase.
 
     With (B, L) `is_real`, each real token is compared with the real token before it, and padding is no first token.
@@ -399,10 +414,10 @@ def _expand(boundaries, shape):
         values = getattr(boundaries, name)
         if values is None:
             continue
-        if not _broadcasts_to(values, shape[-values.ndim :]):
+        if values.is_floating_point() or not _broadcasts_to(values, shape[-values.ndim :]):
             raise ValueError(
-                f"{name} has shape {tuple(values.shape)}, but the input has shape {shape}; "
-                f"give {name} of shape {shape}, (1, {shape[1]}) or ({shape[1]},)"
+                f"{name} has shape {tuple(values.shape)} and {values.dtype}; "
+                f"give integers of shape {shape}, (1, {shape[1]}) or ({shape[1]},)"
             )
         boundaries = boundaries._replace(**{name: values.expand(shape)})
     return boundaries
@@ -449,12 +464,12 @@ def _read_values(tokens, vocab_size, attention_mask, boundaries):
         numbers_of["position_ids"] = position_ids
     for name, numbers in numbers_of.items():
         if numbers is not None and not is_4d(attention_mask):
-            is_first = _find_first(name, numbers, is_real)
-            is_first = is_first.flatten() if is_real is None else is_first[is_real]
-            found[name] = F.pad(is_first.nonzero().flatten(), (0, 1), value=len(is_first))
+            found[name] = _find_starts(name, numbers, is_real)
     if not found:
-        is_token = torch.ones(num_rows, num_columns, device="cpu") if is_real is None else is_real
-        found["rows"] = F.pad(is_token.sum(-1).long().cumsum(0), (1, 0))
+        lengths = torch.full((num_rows,), num_columns, device="cpu")
+        if is_real is not None:
+            lengths = is_real.sum(-1)
+        found["rows"] = F.pad(lengths.cumsum(0), (1, 0))
     starts = _agreed(found)
     longest, given = int(starts.diff().max()), boundaries.max_length
     if given is not None and int(given) < longest:
@@ -462,6 +477,14 @@ def _read_values(tokens, vocab_size, attention_mask, boundaries):
             f"max_length_q={int(given)} is less than the longest sequence, {longest}; correct it or omit it"
         )
     return starts, is_real
+
+
+def _find_starts(name, values, is_real):
+    """(N + 1,) int64 boundaries of the documents, in real tokens, by `seq_idx` or `position_ids`."""
+    is_first = _find_first(name, values, is_real)
+    is_first = is_first.flatten() if is_real is None else is_first[is_real]
+    starts = is_first.nonzero().flatten()
+    return F.pad(starts, (0, 1), value=len(is_first))
 
 
 def _copy_to_host(*tensors):
@@ -509,8 +532,9 @@ def _agreed(found):
 
 
 def _check_cu_seq_lens(boundaries, num_tokens):
-    is_valid = boundaries.ndim == 1 and len(boundaries) > 1 and bool((boundaries.diff() > 0).all())
-    if not is_valid or (int(boundaries[0]), int(boundaries[-1])) != (0, num_tokens):
+    values = boundaries.flatten().tolist()
+    is_rising = values == sorted(set(values))
+    if boundaries.ndim != 1 or not is_rising or [*values[:1], *values[-1:]] != [0, num_tokens]:
         raise ValueError(
             f"cu_seq_lens is {_preview(boundaries.flatten())}; it must be 1-D, begin with 0, increase from document to document "
             f"and end with {num_tokens}, the number of tokens of the row"

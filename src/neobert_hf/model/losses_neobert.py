@@ -22,7 +22,11 @@ ELEMENTWISE_LOSSES = {
 }
 
 
-def mean_loss(losses: Tensor, num_items: Tensor | int, num_items_in_batch=None) -> Tensor:
+def mean_loss(
+    losses: Tensor,
+    num_items: Tensor | int,
+    num_items_in_batch=None,
+) -> Tensor:
     """Sum of the losses divided by `num_items_in_batch` if given, else by `num_items`; zero without items."""
     count = num_items if num_items_in_batch is None else num_items_in_batch
     if not isinstance(count, Tensor):
@@ -34,7 +38,11 @@ def mean_loss(losses: Tensor, num_items: Tensor | int, num_items_in_batch=None) 
     return losses.sum() / count
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, num_items_in_batch=None) -> Tensor:
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    num_items_in_batch=None,
+) -> Tensor:
     """Mean cross-entropy over the labels that are not -100, in fp32 or fp64; logits (M, C), labels (M,)."""
     losses = F.cross_entropy(widen(logits), labels, reduction="none", ignore_index=IGNORE_INDEX)
     return mean_loss(losses, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
@@ -68,7 +76,12 @@ def cross_entropy_in_chunks(
     return mean_loss(losses, labels.numel(), num_items_in_batch), num_correct.sum()
 
 
-def classification_loss(config, logits: Tensor, labels: Tensor, num_items_in_batch=None) -> Tensor:
+def classification_loss(
+    config,
+    logits: Tensor,
+    labels: Tensor,
+    num_items_in_batch=None,
+) -> Tensor:
     """Loss of sequence classification by `config.problem_type`; if it is None, the first labels determine it.
 
     Args:
@@ -107,7 +120,12 @@ def _problem_type_of(labels, num_labels):
     return "single_label_classification"
 
 
-def span_loss(logits: tuple, positions: tuple, is_real_BL: Tensor, num_items_in_batch=None) -> Tensor:
+def span_loss(
+    logits: tuple,
+    positions: tuple,
+    is_real_BL: Tensor,
+    num_items_in_batch=None,
+) -> Tensor:
     """Mean of the cross-entropies of start and end position.
 
     Args:

@@ -123,12 +123,16 @@ def best_dtype(device: str | torch.device = "cpu") -> torch.dtype:
     return torch.float32
 
 
-def attention_devices(blocks: torch.nn.ModuleList, device: torch.device) -> tuple[torch.device, ...]:
+def attention_devices(
+    blocks: torch.nn.ModuleList,
+    device: torch.device,
+) -> tuple[torch.device, ...]:
     """The device of the tokens, and those on which accelerate has placed blocks (`device_map`)."""
     # accelerate's hook, which has no public name, moves the arguments of a block to its device
     if not hasattr(blocks[0], "_hf_hook"):
         return (device,)
-    found = dict.fromkeys((device, *(next(block.parameters()).device for block in blocks)))
+    of_blocks = [next(block.parameters()).device for block in blocks]
+    found = dict.fromkeys((device, *of_blocks))
     found.pop(torch.device("meta"), None)  # offloaded blocks run on the device of the tokens
     return tuple(found)
 

@@ -302,7 +302,11 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         return NeoBERTModelOutput(x_TD, hidden_states, attentions or None, plan, tokens_S)
 
     def run_blocks(
-        self, tokens: Tensor, plan: ForwardPlan, returned: Container[int] | None, select_tokens: Callable | None
+        self,
+        tokens: Tensor,
+        plan: ForwardPlan,
+        returned: Container[int] | None,
+        select_tokens: Callable | None,
     ) -> tuple[Tensor, tuple, tuple, Tensor | None]:
         """The residual stream from the embeddings to the last norm.
 
@@ -591,9 +595,11 @@ class NeoBERTForQuestionAnswering(_HeadModel):
         outputs = self.encode(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
         layout, loss = outputs.plan.layout, None
         ends_T2 = self.qa_outputs(outputs.last_hidden_state)
-        start_BL, end_BL = layout.unflatten(ends_T2, fill=torch.finfo(ends_T2.dtype).min).unbind(-1)
+        lowest = torch.finfo(ends_T2.dtype).min
+        start_BL, end_BL = layout.unflatten(ends_T2, fill=lowest).unbind(-1)
         if start_positions is not None and end_positions is not None:
-            is_real_BL = layout.unflatten(torch.ones_like(ends_T2[:, 0], dtype=torch.bool), fill=False)
+            is_real_T = torch.ones_like(ends_T2[:, 0], dtype=torch.bool)
+            is_real_BL = layout.unflatten(is_real_T, fill=False)
             loss = span_loss((start_BL, end_BL), (start_positions, end_positions), is_real_BL, num_items_in_batch)
         ends = start_BL.contiguous(), end_BL.contiguous()
         return QuestionAnsweringModelOutput(loss, *ends, outputs.hidden_states, outputs.attentions)

@@ -132,7 +132,10 @@ def _make_mask(backend, layout, attention_mask, dtype, is_fast):
     return mask
 
 
-def indices_of_states(requested: bool | int | list[int] | None, num_states: int) -> range | set[int] | None:
+def indices_of_states(
+    requested: bool | int | list[int] | None,
+    num_states: int,
+) -> range | set[int] | None:
     """Indices of the hidden states to return, which may count from the end in `requested`; None if it asks for no states."""
     if requested is True:
         return range(num_states)

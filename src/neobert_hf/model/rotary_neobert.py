@@ -16,7 +16,11 @@ from .machine_neobert import is_tracing
 CHUNK_TOKENS = 256  # tokens whose fp32 copy stays in the cache between two passes
 
 
-def rotary_table(config, layout: SequenceLayout, dtype: torch.dtype) -> Tensor:
+def rotary_table(
+    config,
+    layout: SequenceLayout,
+    dtype: torch.dtype,
+) -> Tensor:
     """Cosine and sine for every token, in fp32 (fp64 for an fp64 model), computed in each forward.
 
     The table is not a buffer: a buffer is lost when a model is built on the meta device and loaded afterwards.
@@ -30,7 +34,8 @@ def rotary_table(config, layout: SequenceLayout, dtype: torch.dtype) -> Tensor:
     rope, width = config.rope_parameters, config.head_dim
     factor = rope.get("factor", 1.0)
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    exponents = -torch.arange(0, width, 2, device=layout.position_ids.device, dtype=dtype) / width
+    device = layout.position_ids.device
+    exponents = -torch.arange(0, width, 2, device=device, dtype=dtype) / width
     amplitude = 1.0
     base = rope["rope_theta"]
     if rope["rope_type"] == "dynamic":
@@ -51,7 +56,8 @@ def _longer_base(config, layout, dtype):
     rope, width, context_length = config.rope_parameters, config.head_dim, config.max_position_embeddings
     factor, sequence_ids = rope["factor"], layout.sequence_ids()
     longest = torch.zeros_like(layout.position_ids).scatter_reduce(0, sequence_ids, layout.position_ids, "amax")
-    length = (longest + 1)[sequence_ids][:, None].to(dtype).clamp(min=context_length)
+    length = (longest + 1)[sequence_ids][:, None].to(dtype)
+    length = length.clamp(min=context_length)
     scale = factor * length / context_length - (factor - 1)
     return rope["rope_theta"] * scale ** (width / (width - 2))
 
@@ -68,7 +74,8 @@ def _yarn_kept_share(rope, width, like):
 def _pair_with_rotations(rope, width, count):
     """The pair, a real number, that rotates `count` times within the original context."""
     context_length = rope["original_max_position_embeddings"]
-    return width * math.log(context_length / (count * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
+    longest_wave = context_length / (count * 2 * math.pi)
+    return width * math.log(longest_wave) / (2 * math.log(rope["rope_theta"]))
 
 
 class Rotary:
@@ -90,7 +97,10 @@ class Rotary:
         return Rotary(self.table.to(*args, **kwargs))
 
 
-def split_and_rotate(qkv_TH3K: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def split_and_rotate(
+    qkv_TH3K: Tensor,
+    rotary: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Split queries, keys and values, and rotate queries and keys by each token's angles in the dtype of the table.
 
     RoPE rotates consecutive pairs (2i, 2i + 1) of each head.
@@ -102,7 +112,8 @@ def split_and_rotate(qkv_TH3K: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, 
     Returns:
         Queries, keys and values, (T, H, K).
     """
-    pairs_TH2C2 = qkv_TH3K[:, :, :2].to(rotary.dtype).unflatten(-1, (-1, 2))
+    qk_TH2K = qkv_TH3K[:, :, :2].to(rotary.dtype)
+    pairs_TH2C2 = qk_TH2K.unflatten(-1, (-1, 2))
     if qkv_TH3K.device.type in ("cpu", "cuda") and not is_tracing(qkv_TH3K):
         # a half of the time of the real arithmetic on a CPU; compilers do not support complex numbers
         rotations_TC = torch.view_as_complex(rotary)
@@ -119,7 +130,10 @@ def split_and_rotate(qkv_TH3K: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def split_and_rotate_fast(
-    qkv_TH3K: Tensor, rotations: Tensor, by_head: bool, multiply: Callable = torch.mul
+    qkv_TH3K: Tensor,
+    rotations: Tensor,
+    by_head: bool,
+    multiply: Callable = torch.mul,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`split_and_rotate` for inference on a CPU.
 
@@ -132,7 +146,8 @@ def split_and_rotate_fast(
     """
     if not by_head:
         q_k_v = qkv_TH3K.float()
-        pairs_TH2C = torch.view_as_complex(q_k_v[:, :, :2].unflatten(-1, (-1, 2)))
+        pairs_TH2C2 = q_k_v[:, :, :2].unflatten(-1, (-1, 2))
+        pairs_TH2C = torch.view_as_complex(pairs_TH2C2)
         turned_TH2C = multiply(pairs_TH2C, rotations[:, None, None])
         q, k = torch.view_as_real(turned_TH2C).flatten(-2).unbind(2)
         return q, k, q_k_v[:, :, 2]
@@ -143,6 +158,7 @@ def split_and_rotate_fast(
         out = qkv_3HTK[:, :, chunk]
         qk = out.copy_(qkv_TH3K[chunk].permute(2, 1, 0, 3))[:2]
         wide = qk.to(torch.float32, copy=True)
-        torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(rotations[chunk])
+        pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
+        pairs.mul_(rotations[chunk])
         qk.copy_(wide)
     return qkv_3HTK.transpose(1, 2).unbind(0)

@@ -11,7 +11,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 
-def check_weight_files(source: str | os.PathLike | None, options: dict[str, Any]) -> None:
+def check_weight_files(
+    source: str | os.PathLike | None,
+    options: dict[str, Any],
+) -> None:
     """Refuse pickled weights, which can execute any code when they are loaded, and weight files outside the folder.
 
     `source` and `options` are the arguments of `from_pretrained`. Only a local folder is searched: the files of a Hub id are
@@ -89,7 +92,10 @@ def check_names(stored: Iterable[tuple[str, str]]) -> None:
             )
 
 
-def stored_names(source: str | os.PathLike | None, options: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def stored_names(
+    source: str | os.PathLike | None,
+    options: dict[str, Any],
+) -> Iterator[tuple[str, str]]:
     """Name the tensors that `from_pretrained` reads from a local folder, each with its file.
 
     `source` and `options` are its arguments. None are named of a Hub id, or of a folder that holds an adapter only.
@@ -109,7 +115,10 @@ def stored_names(source: str | os.PathLike | None, options: dict[str, Any]) -> I
 
 
 @contextmanager
-def explain_damaged_file(source: str | os.PathLike, remedy: str = "download or copy it again") -> Iterator[None]:
+def explain_damaged_file(
+    source: str | os.PathLike,
+    remedy: str = "download or copy it again",
+) -> Iterator[None]:
     """Convert a SafetensorError into an OSError that names `source` and the solution."""
     try:
         yield
