@@ -35,7 +35,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 import neobert_hf
-from neobert_hf.files.wordpiece import train_wordpiece
+from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.model.layout_neobert import Boundaries
 from neobert_hf.model.plan_neobert import make_plan
 

@@ -20,7 +20,7 @@ from harness import docstrings, finish, read_arguments
 from transformers import AutoTokenizer
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM
-from neobert_hf.files import train_wordpiece
+from neobert_hf.data import train_wordpiece
 from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, adapt_vocabulary, pretrain
 
 

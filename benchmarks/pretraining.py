@@ -18,7 +18,7 @@ import torch
 from harness import DTYPES, docstrings, finish, median_and_spread, median_ratio, read_arguments, take_turns
 
 from neobert_hf import PackedMLMCollator, tune_allocator
-from neobert_hf.files import plain_tokenizer, train_wordpiece
+from neobert_hf.data import plain_tokenizer, train_wordpiece
 from neobert_hf.pretraining import (
     Corpus,
     PackedRows,

@@ -46,7 +46,7 @@ from transformers import (
 )
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.files.writing import write_json
+from neobert_hf.files.output import write_json
 from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, held_out_losses, pretrain
 
 # Width and heads are equal. ModernBERT's shape is that of ettin-encoder-17m, with a feed-forward layer 4 % wider.

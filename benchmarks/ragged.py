@@ -26,7 +26,7 @@ from harness import (
 from transformers import BertTokenizerFast, DataCollatorForLanguageModeling
 
 from neobert_hf import PackedMLMCollator, tune_allocator
-from neobert_hf.files import train_wordpiece
+from neobert_hf.data import train_wordpiece
 
 
 def log_normal_lengths(count: int, max_length: int, generator: torch.Generator) -> list[int]:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from transformers.hf_argparser import HfArg
 
 from neobert_hf import MINI_MODEL_PATH
+from neobert_hf.checkpoints import write_card
 from neobert_hf.files.messages import say_next
-from neobert_hf.hub import write_card
 from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, pretrain, write_adapted_model
 from neobert_hf.runs import run_script
 

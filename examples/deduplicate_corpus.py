@@ -23,8 +23,8 @@ from datatrove.utils.hashing import HashConfig
 from datatrove.utils.word_tokenizers import WordTokenizer
 from loguru import logger
 
-from neobert_hf.files import read_rows
-from neobert_hf.runs import run_command
+from neobert_hf.data import read_rows
+from neobert_hf.files import run_command
 
 
 class Words(WordTokenizer):

@@ -10,7 +10,7 @@ import pyarrow.dataset
 
 from neobert_hf.embeddings import open_embedding_model, prompt_of, warn_of_truncated
 from neobert_hf.export import OnnxModel
-from neobert_hf.runs import run_command
+from neobert_hf.files import run_command
 
 
 class Embedder:

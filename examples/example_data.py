@@ -7,9 +7,9 @@ neobert example-data folder
 import argparse
 from pathlib import Path
 
-from neobert_cli import Parser
+from neobert_cli.parser import Parser
+from neobert_hf.files import run_command
 from neobert_hf.files.messages import say_next
-from neobert_hf.runs import run_command
 
 DATA = Path(__file__).with_name("data")
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from neobert_hf import MINI_MODEL_PATH
+from neobert_hf.checkpoints import write_card
 from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts, say_saved
-from neobert_hf.hub import write_card
 from neobert_hf.runs import FineTuningArguments, run_script, tune_allocator
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neobert_hf import MINI_MODEL_PATH
+from neobert_hf.checkpoints import lora_config, write_card
 from neobert_hf.files import check_target
 from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts, say_saved
-from neobert_hf.hub import write_card
-from neobert_hf.runs import FineTuningArguments, lora_config, run_script, tune_allocator
+from neobert_hf.runs import FineTuningArguments, run_script, tune_allocator
 
 
 @dataclass

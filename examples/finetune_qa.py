@@ -12,8 +12,8 @@ asks the saved model.
 from dataclasses import dataclass, field
 
 from neobert_hf import MINI_MODEL_PATH
+from neobert_hf.checkpoints import write_card
 from neobert_hf.finetuning import LabelledDataArguments, QuestionAnswerer, read_questions, say_saved
-from neobert_hf.hub import write_card
 from neobert_hf.runs import FineTuningArguments, run_script, tune_allocator
 
 

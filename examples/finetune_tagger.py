@@ -15,8 +15,8 @@ with a saved tagger. A saved folder opens in
 from dataclasses import dataclass, field
 
 from neobert_hf import MINI_MODEL_PATH
+from neobert_hf.checkpoints import write_card
 from neobert_hf.finetuning import TaggedWordArguments, Tagger, read_tagged_words, say_saved
-from neobert_hf.hub import write_card
 from neobert_hf.runs import FineTuningArguments, run_script, tune_allocator
 
 

@@ -31,8 +31,8 @@ has an argument too. `--max_steps` scales warmup and decay. Phase 2 trains at a 
 phase 1 ends: give both phases the same value.
 """
 
+from neobert_hf.checkpoints import write_card
 from neobert_hf.files.messages import say_next
-from neobert_hf.hub import write_card
 from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, pretrain
 from neobert_hf.runs import run_script
 

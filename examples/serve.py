@@ -29,9 +29,9 @@ from pydantic import BaseModel, BeforeValidator, Field
 from starlette.exceptions import HTTPException
 from tokenizers import Tokenizer
 
-from neobert_cli import Parser
+from neobert_cli.parser import Parser
 from neobert_hf.export import OnnxModel
-from neobert_hf.runs import run_command
+from neobert_hf.files import run_command
 
 EXAMPLES = {
     "/v1/embeddings": {"input": ["It works well."], "model": "any"},
@@ -270,8 +270,8 @@ def open_saved(folder: Path, num_threads: int | None) -> Server:
     from transformers import AutoConfig
     from transformers.utils.logging import disable_progress_bar
 
+    from neobert_hf.checkpoints import check_modules_of
     from neobert_hf.embeddings import role_of
-    from neobert_hf.files import check_modules_of
 
     if (folder / "adapter_config.json").is_file():
         raise ValueError(f"{folder} holds an adapter; merge it into its model, and serve the folder of that")

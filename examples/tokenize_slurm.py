@@ -15,9 +15,9 @@ from pathlib import Path
 
 from datatrove.executor import SlurmPipelineExecutor
 
-from neobert_hf.files import load_tokenizer
+from neobert_hf.checkpoints import load_tokenizer
+from neobert_hf.files import run_command
 from neobert_hf.pretraining import Corpus, tokenizing_tasks, write_manifest
-from neobert_hf.runs import run_command
 
 OPTIONS = {"cpus_per_task": 1, "mem_per_cpu_gb": 2}
 

@@ -15,6 +15,7 @@ Rerun the command with `--resume_from_checkpoint last` to resume exactly after a
 
 import torch
 
+from neobert_hf.checkpoints import write_card
 from neobert_hf.embeddings import (
     ContrastiveArguments,
     ContrastiveTrainingArguments,
@@ -26,7 +27,6 @@ from neobert_hf.embeddings import (
     train_contrastive,
 )
 from neobert_hf.finetuning import say_saved
-from neobert_hf.hub import write_card
 from neobert_hf.runs import run_script
 
 

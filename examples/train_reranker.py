@@ -10,6 +10,7 @@ opens in `CrossEncoder("runs/reranker")`. Rerun the command with `--resume_from_
 
 from transformers import set_seed
 
+from neobert_hf.checkpoints import write_card
 from neobert_hf.embeddings import (
     RerankerArguments,
     RerankerTrainingArguments,
@@ -19,7 +20,6 @@ from neobert_hf.embeddings import (
     train_reranker,
 )
 from neobert_hf.finetuning import say_saved
-from neobert_hf.hub import write_card
 from neobert_hf.runs import run_script
 
 

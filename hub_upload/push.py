@@ -20,9 +20,8 @@ from huggingface_hub.utils import disable_progress_bars, filter_repo_objects, va
 from huggingface_hub.utils import logging as hub_logging
 from replacement import plan_drop_in
 
-from neobert_hf.files import check_links, printable
-from neobert_hf.hub import verify
-from neobert_hf.runs import one_line, run_command
+from neobert_hf.checkpoints import check_links, verify
+from neobert_hf.files import one_line, printable, run_command
 
 PARTS = ["*.json", "*.safetensors", "*.py", "*.md", "*.txt", "*.model", "*.jinja", "*.onnx", "*.gguf", "*.png", "*.svg"]
 PARTS += ["LICENSE", "LICENCE", "NOTICE"]

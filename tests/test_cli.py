@@ -18,10 +18,12 @@ pytest.importorskip("sentence_transformers", reason="neobert embed needs it (pip
 
 from conftest import run_main
 
-import neobert_cli
 import neobert_hf
+from neobert_cli import commands as neobert_cli
+from neobert_cli.parser import Parser
+from neobert_hf.checkpoints import load_tokenizer
+from neobert_hf.data import tokenizer_hash, train_wordpiece
 from neobert_hf.embeddings import vector_files
-from neobert_hf.files import load_tokenizer, tokenizer_hash, train_wordpiece
 from neobert_hf.pretraining import CorpusArguments, PretrainingArguments
 from neobert_hf.runs import CommandParser
 
@@ -84,11 +86,11 @@ def test_an_error_of_the_user_gives_one_line_and_ctrl_c_gives_status_130(monkeyp
 
 
 def test_ctrl_c_during_the_imports_ends_the_command_without_a_traceback():
-    script = "import signal, neobert_cli\n"
+    script = "import signal; from neobert_cli import commands as neobert_cli\n"
     # tests in the background ignore it
     script += "signal.signal(signal.SIGINT, signal.default_int_handler)\nneobert_cli.main()"
     command = [sys.executable, "-X", "importtime", "-c", script, "embed", "a.txt", "-o", "a.npy"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(neobert_cli.__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(neobert_cli.__file__).parents[1])}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         while "| torch." not in (line := " ".join(process.stderr.readline().split())):
             assert line.startswith("import time:")
@@ -108,7 +110,7 @@ def test_the_command_without_arguments_shows_its_help_and_version_shows_the_vers
 def test_the_help_of_a_command_has_examples_and_a_text_for_each_argument(command):
     text = run(command, "--help")
     assert text.count(f"neobert {command} ") >= 2 and "None" not in text and "()" not in text
-    parser = neobert_cli.Parser()
+    parser = Parser()
     getattr(neobert_cli, command.replace("-", "_"))(parser)
     assert all(action.help for action in parser._actions)
 
@@ -118,7 +120,7 @@ def test_help_does_not_import_the_package():
     tree = ast.parse(Path(neobert_cli.__file__).read_text("utf-8"))
     imported = {name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names}
     imported |= {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
-    assert imported <= set(sys.stdlib_module_names) | {"collections.abc"}
+    assert imported <= set(sys.stdlib_module_names) | {"collections.abc", "neobert_cli.parser"}
     script = f"{neobert_cli.__file__}"
     done = subprocess.run([sys.executable, "-X", "importtime", script, "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "COMMAND" in done.stdout
@@ -174,7 +176,7 @@ def test_a_command_tells_the_next_one_as_it_can_be_pasted(capsys, monkeypatch, t
     assert words[0] == "pretrain-mlm" and found["documents_dir"] == json.loads(printed)["folder"] == "runs/documents"
 
     monkeypatch.setattr(neobert_hf.export, "export_model", lambda task, **options: {"task": task})
-    monkeypatch.setattr(importlib.import_module("neobert_hf.hub.convert"), "convert", lambda **options: {})
+    monkeypatch.setattr(importlib.import_module("neobert_hf.checkpoints.conversion"), "convert", lambda **options: {})
     export, convert = ["export", "a", "my b", "--task"], ["convert", "a", "my b"]
     assert told(*export, "text-classification")[0] == ["serve", "my b"] and told(*convert)[0] == ["doctor", "my b"]
     for words in ([*export, "token-classification", "--to", "gguf"], [*export, "fill-mask"]):

@@ -26,7 +26,7 @@ from neobert_hf import (
     best_dtype,
     inference_copy,
 )
-from neobert_hf.embeddings.models import open_embedding_model
+from neobert_hf.checkpoints.embedding_models import open_embedding_model
 from neobert_hf.model.backends_neobert import Situation, choose_backend, find_backend
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.trainer import PretrainingTrainer

@@ -16,8 +16,8 @@ pytest.importorskip("sentence_transformers", reason="this test runs neobert embe
 from packaging.requirements import Requirement
 from setuptools.config.pyprojecttoml import load_file
 
-import neobert_cli
 import neobert_hf
+from neobert_cli import commands as neobert_cli
 
 ROOT = Path(__file__).parents[1]
 
@@ -65,12 +65,12 @@ def test_an_extra_installs_all_that_its_command_and_its_examples_import(tmp_path
     packages = linked(tmp_path / "packages", f"neobert_hf[{extra}]")
     assert missing <= set(packages_distributions()) - {path.stem for path in packages.iterdir()}
     (packages / "neobert_hf").symlink_to(Path(neobert_hf.__file__).parent)
-    (packages / "neobert_cli.py").symlink_to(neobert_cli.__file__)
+    (packages / "neobert_cli").symlink_to(Path(neobert_cli.__file__).parent)
     (packages / "neobert_hf.dist-info").mkdir()
     (packages / "neobert_hf.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: neobert_hf\nVersion: 0.0\n")
     folders = [str(packages), str(ROOT / "examples"), str(ROOT / "examples/paper")]
     script = f"import sys; sys.prefix = {sys.prefix!r}; sys.path[:0] = {folders!r}\n"
-    script += f"import {', '.join(EXAMPLES[extra])}; from neobert_cli import main; main()"
+    script += f"import {', '.join(EXAMPLES[extra])}; from neobert_cli.commands import main; main()"
     (tmp_path / "a.txt").write_text("the quick brown fox\n")
     environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     argv = command.format(tmp_path, neobert_hf.MINI_MODEL_PATH).split()
@@ -99,7 +99,7 @@ MISSING = [  # what is installed beside the wheel, the command, and the end of i
 @pytest.mark.parametrize(("packages", "command", "line"), MISSING)
 def test_a_command_without_its_packages_names_what_installs_them(installed, tmp_path, packages, command, line):
     places = [str(installed), str(linked(tmp_path / "packages", packages))]
-    script = f"import sys; sys.path[:0] = {places!r}; from neobert_cli import main; main()"
+    script = f"import sys; sys.path[:0] = {places!r}; from neobert_cli.commands import main; main()"
     run = [sys.executable, "-I", "-S", "-c", script, *command.split()]
     done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1) and done.stderr.endswith(line), done.stderr
@@ -107,9 +107,9 @@ def test_a_command_without_its_packages_names_what_installs_them(installed, tmp_
 
 def test_every_folder_of_code_is_a_package():
     """pip would not install a folder without `__init__.py`, or a folder that git ignores."""
-    source = ROOT / "src/neobert_hf"
-    folders = {str(file.parent.relative_to(source.parent)).replace(os.sep, ".") for file in source.rglob("*.py")}
-    folders.remove("neobert_hf.mini")  # its code is data, and tests/hub/test_mini.py installs it
+    source = ROOT / "src"
+    folders = {str(file.parent.relative_to(source)).replace(os.sep, ".") for file in source.rglob("*.py")}
+    folders.remove("neobert_hf.mini")  # its code is data, and tests/checkpoints/test_mini.py installs it
     settings = load_file(ROOT / "pyproject.toml")["tool"]["setuptools"]
     assert {*folders, "neobert_hf.examples"} == set(settings["packages"])
     if (ROOT / ".git").exists():
@@ -117,12 +117,12 @@ def test_every_folder_of_code_is_a_package():
         assert not subprocess.run(ignored, cwd=ROOT, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("room", ["embeddings", "export", "files", "finetuning", "pretraining", "runs"])
+@pytest.mark.parametrize("room", neobert_hf.NAMESPACES)
 def test_editors_see_the_names_that_are_imported_when_they_are_used(room):
     tree = ast.parse((ROOT / "src/neobert_hf" / room / "__init__.py").read_text("utf-8"))
     (block,) = [node.body for node in tree.body if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING"]
     assert all(each.name == each.asname for node in block for each in node.names)  # such a name is public
-    seen = {node.module: tuple(each.name for each in node.names) for node in block}
+    seen = {"." * (node.level - 1) + node.module: tuple(each.name for each in node.names) for node in block}
     assert seen == import_module(f"neobert_hf.{room}").NAMES_OF
 
 

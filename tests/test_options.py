@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from conftest import run_main
 
-import neobert_cli
+from neobert_cli import commands as neobert_cli
 
 ROOT = Path(__file__).parents[1]
-FILE = Path(neobert_cli.__file__).parent / "neobert_hf/options.json"  # a shell completes by it
+FILE = Path(neobert_cli.__file__).parents[1] / "neobert_hf/options.json"  # a shell completes by it
 SCRIPTS = [
     script
     for pattern in (

@@ -17,8 +17,8 @@ from conftest import run_main
 from oracle import CONFIG, random_weights, write_checkpoint
 from PIL import Image
 
-import neobert_cli
 import neobert_hf
+from neobert_cli import commands as neobert_cli
 from neobert_hf.model.backends_neobert import BACKENDS
 from neobert_hf.model.machine_neobert import has_invariant_products
 from neobert_hf.model.modeling_neobert import AUTO_CLASSES

@@ -14,16 +14,9 @@ import torch
 import yaml
 from scipy import stats
 
-from neobert_hf.files import (
-    content_hash,
-    load_tokenizer,
-    only_writer,
-    printable,
-    read_json,
-    replacing,
-    tokenizer_hash,
-    write_json,
-)
+from neobert_hf.checkpoints import load_tokenizer
+from neobert_hf.data import tokenizer_hash
+from neobert_hf.files import content_hash, only_writer, printable, read_json, replacing, write_json
 from neobert_hf.pretraining import (
     Corpus,
     CorpusArguments,

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from docstrings import Entry, first_sentence, read, views
 
-from neobert_hf.files import train_wordpiece
+from neobert_hf.data import train_wordpiece
 
 LEAST_CHARACTERS = 40  # a shorter docstring adds nothing to the name
 LEAST_WORDS = 6  # shorter sentences, such as "Return a copy of the object.", occur in unrelated packages

@@ -27,7 +27,7 @@ from huggingface_hub.constants import HF_HOME
 
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
 from neobert_hf.embeddings import DocumentSearch
-from neobert_hf.runs import run_command
+from neobert_hf.files import run_command
 
 # When two entries score alike, the one that more code uses comes first: `str.startswith`, not `tkinter.Text.search`. This is
 # what each doubling of 1 + mentions adds to the cosine; 3 of 60 everyday questions gain by it.

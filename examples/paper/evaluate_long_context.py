@@ -15,8 +15,9 @@ from pathlib import Path
 from long_context import SCALINGS, compare_scalings, long_context_table, plot_long_context
 
 from neobert_hf import tune_allocator
-from neobert_hf.files import read_text_column, replacing
-from neobert_hf.runs import CommandParser, run_command
+from neobert_hf.data import read_text_column
+from neobert_hf.files import replacing, run_command
+from neobert_hf.runs import CommandParser
 
 
 @dataclass

@@ -29,15 +29,9 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from neobert_hf.files import (
-    check_leaves_tokens,
-    check_max_length,
-    content_hash,
-    file_hash,
-    load_tokenizer,
-    replacing,
-    write_json,
-)
+from neobert_hf.checkpoints import load_tokenizer
+from neobert_hf.data import check_leaves_tokens, check_max_length
+from neobert_hf.files import content_hash, file_hash, replacing, write_json
 from neobert_hf.runs import PrecisionArguments
 
 PATIENCE = 15  # evaluations without improvement (appendix C)

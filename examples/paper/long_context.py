@@ -19,7 +19,7 @@ from pseudo_perplexity import (
 from tabulate import tabulate
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, best_dtype
-from neobert_hf.files import load_tokenizer
+from neobert_hf.checkpoints import load_tokenizer
 
 SCALINGS = ("none", "linear", "dynamic", "yarn")  # linear: arXiv 2306.15595; YaRN: arXiv 2309.00071
 

@@ -25,8 +25,10 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import best_dtype
+from neobert_hf.checkpoints import load_tokenizer
+from neobert_hf.data import check_max_length, read_text_column
 from neobert_hf.embeddings import hash_of_weights
-from neobert_hf.files import check_max_length, load_tokenizer, read_text_column, replacing, write_json
+from neobert_hf.files import replacing, write_json
 
 
 @dataclass

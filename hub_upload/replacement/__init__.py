@@ -19,9 +19,9 @@ from huggingface_hub import snapshot_download
 from transformers.dynamic_module_utils import custom_object_save
 
 from neobert_hf import AUTO_CLASSES, NeoBERTConfig, NeoBERTModel
+from neobert_hf.checkpoints import verify
+from neobert_hf.checkpoints.trust import DATA_FILES
 from neobert_hf.files import read_json
-from neobert_hf.files.trust import DATA_FILES
-from neobert_hf.hub import verify
 
 TEXT = Path(__file__).with_name("pull_request.md")
 MEASURED = Path(__file__).parents[2] / "benchmarks/results/drop_in.md"

@@ -15,7 +15,7 @@ import replacement
 from conftest import GOLDEN, run_main
 from hub_server import LocalHub
 
-from neobert_hf.hub import build
+from neobert_hf.checkpoints import build
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + "notARealTokenOfAnybody" * 2

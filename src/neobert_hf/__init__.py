@@ -1,7 +1,7 @@
 """NeoBERT in the Hugging Face ecosystem. Importing this package registers the model with the Auto classes.
 
-The jobs are in namespaces, each imported when it is used: `neobert_hf.finetuning`, `embeddings`, `pretraining`, `export`, `hub`,
-`runs`. Where torch is not installed, only `neobert_hf.export.OnnxModel` and `__version__` exist.
+The jobs are in namespaces, each imported when it is used: `neobert_hf.finetuning`, `embeddings`, `pretraining`, `export`,
+`checkpoints`, `data`, `runs`. Where torch is not installed, only `neobert_hf.export.OnnxModel` and `__version__` exist.
 """
 
 from importlib import import_module
@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 # Some need an extra, so a name is imported when it is used.
 NAMES_OF = {
     "embeddings": ("DocumentSearch",),
-    "embeddings.models": ("multi_vector_encoder", "sentence_transformer", "sparse_encoder"),
+    "checkpoints.embedding_models": ("multi_vector_encoder", "sentence_transformer", "sparse_encoder"),
     "finetuning": ("Classifier", "Tagger"),
     "model.configuration_neobert": ("NeoBERTConfig",),
     "model.inference_neobert": ("inference_copy",),
@@ -26,26 +26,27 @@ NAMES_OF = {
     ),
     "pretraining.collators": ("PackedMLMCollator",),
     "pretraining.packing": ("PackedStream",),
-    "runs": ("MINI_MODEL_PATH",),
-    "runs.adapters": ("lora_config", "open_adapter", "save_adapter"),
+    "checkpoints": ("MINI_MODEL_PATH",),
+    "checkpoints.adapters": ("lora_config", "open_adapter", "save_adapter"),
     "runs.allocator": ("tune_allocator",),
 }
-NAMESPACES = ("embeddings", "export", "files", "finetuning", "hub", "pretraining", "runs")
+NAMESPACES = ("checkpoints", "data", "embeddings", "export", "files", "finetuning", "pretraining", "runs")
 _get, _, __all__ = lazy_names(__name__, NAMES_OF)
 __all__ += ["__version__"]
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from . import (
+        checkpoints as checkpoints,
+        data as data,
         embeddings as embeddings,
         export as export,
         files as files,
         finetuning as finetuning,
-        hub as hub,
         pretraining as pretraining,
         runs as runs,
     )
     from .embeddings import DocumentSearch as DocumentSearch
-    from .embeddings.models import (
+    from .checkpoints.embedding_models import (
         multi_vector_encoder as multi_vector_encoder,
         sentence_transformer as sentence_transformer,
         sparse_encoder as sparse_encoder,
@@ -67,8 +68,12 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     )
     from .pretraining.collators import PackedMLMCollator as PackedMLMCollator
     from .pretraining.packing import PackedStream as PackedStream
-    from .runs import MINI_MODEL_PATH as MINI_MODEL_PATH
-    from .runs.adapters import lora_config as lora_config, open_adapter as open_adapter, save_adapter as save_adapter
+    from .checkpoints import MINI_MODEL_PATH as MINI_MODEL_PATH
+    from .checkpoints.adapters import (
+        lora_config as lora_config,
+        open_adapter as open_adapter,
+        save_adapter as save_adapter,
+    )
     from .runs.allocator import tune_allocator as tune_allocator
 
 
@@ -87,7 +92,7 @@ def __dir__() -> list[str]:
 if find_spec("torch") is not None:
     import transformers
 
-    from .files.trust import FolderTokenizer
+    from .checkpoints.trust import FolderTokenizer
     from .model.configuration_neobert import NeoBERTConfig
     from .model.modeling_neobert import AUTO_CLASSES
 

@@ -14,7 +14,7 @@ from adversary.workbench import Workbench
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from neobert_hf.runs.errors import run_command
+from neobert_hf.files.errors import run_command
 
 COUNTS = {
     "checkpoints of pretraining": 40,

@@ -11,7 +11,7 @@ from adversary.machinery import RIGHT, Failed, Family, explained, fork_case
 from adversary.workbench import Workbench, files_of, weights_of
 
 from neobert_hf import MINI_MODEL_PATH
-from neobert_hf.hub.verify import verify
+from neobert_hf.checkpoints.verify import verify
 
 SECRET = "a secret of this machine"
 

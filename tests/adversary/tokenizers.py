@@ -10,8 +10,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTConfig
-from neobert_hf.files import load_tokenizer
-from neobert_hf.hub import examine
+from neobert_hf.checkpoints import examine, load_tokenizer
 
 WORDS = ["open", "Open", "OPEN", "file", "Datei", "fenêtre", "Größe", "東京", "ﬁlter"]
 WORDS += ["readLine", "HTTPServer", "float32", "x_y", "don't", "3.14", "--", ";"]

@@ -24,8 +24,8 @@ from conftest import SENTENCE
 from datasets.packaged_modules.json import json as json_builder  # noqa: F401
 from safetensors import safe_open
 
-import neobert_cli
-from neobert_hf.files.wordpiece import train_wordpiece
+from neobert_cli import commands as neobert_cli
+from neobert_hf.data.wordpiece import train_wordpiece
 
 SHAPE = "hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=48"
 WORDS = SENTENCE.split()

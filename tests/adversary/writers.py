@@ -10,11 +10,12 @@ from pathlib import Path
 from adversary.machinery import EXPLAINED, RIGHT, Failed, Family
 from adversary.workbench import Workbench, files_of
 
+from neobert_hf.checkpoints import conversion as convert
+from neobert_hf.checkpoints import write_card
+from neobert_hf.data import write_wordpiece
 from neobert_hf.embeddings.vector_files import embed_files
-from neobert_hf.files import write_wordpiece
-from neobert_hf.files.writing import WRITTEN
+from neobert_hf.files.output import WRITTEN
 from neobert_hf.finetuning import Classifier, Tagger, write_predictions
-from neobert_hf.hub import convert, write_card
 
 TEXTS, LABELS = ["open a file", "sort the list", "read a line", "order all words"] * 3, ["open", "sort"] * 6
 FAST = {"use_cpu": True, "disable_tqdm": True, "max_steps": 1}

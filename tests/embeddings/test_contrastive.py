@@ -25,6 +25,7 @@ from torch.utils.data import ConcatDataset, RandomSampler
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTModel
+from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.embeddings import (
     ContrastiveArguments,
     ContrastiveTrainer,
@@ -40,8 +41,7 @@ from neobert_hf.embeddings import (
 )
 from neobert_hf.embeddings import train_contrastive as train_on_pairs
 from neobert_hf.embeddings.contrastive import SizeExponentBatchSampler
-from neobert_hf.files.wordpiece import train_wordpiece
-from neobert_hf.runs import lock_run
+from neobert_hf.runs.resume import lock_run
 
 SIZES = (6400, 1600, 100)
 

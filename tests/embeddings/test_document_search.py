@@ -27,7 +27,7 @@ pytest.importorskip("semantic_text_splitter", reason="neobert search needs it (p
 from conftest import SENTENCE, run_main
 from sentence_transformers import SentenceTransformer
 
-import neobert_cli
+from neobert_cli import commands as neobert_cli
 from neobert_hf.embeddings import kept, passages, search
 from neobert_hf.embeddings.passages import find_files, is_document
 from neobert_hf.embeddings.search import DocumentSearch

@@ -15,11 +15,11 @@ pytest.importorskip("sentence_transformers", reason="neobert embed needs it (pip
 from conftest import largest_file, run_main
 from sentence_transformers import SentenceTransformer
 
-import neobert_cli
 import neobert_hf
+from neobert_cli import commands as neobert_cli
+from neobert_hf.data import read_text_column
 from neobert_hf.embeddings import DocumentSearch, embed_files, kept, vector_files
-from neobert_hf.files import read_text_column
-from neobert_hf.files.writing import WRITTEN, replacing
+from neobert_hf.files.output import WRITTEN, replacing
 
 
 def run(*arguments):

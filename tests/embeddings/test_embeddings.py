@@ -16,6 +16,7 @@ from sentence_transformers.base.modules import Dense, Normalize
 from transformers import AutoTokenizer, configuration_utils
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForSequenceClassification, NeoBERTModel
+from neobert_hf.checkpoints import write_card
 from neobert_hf.embeddings import (
     fingerprint,
     multi_vector_encoder,
@@ -24,7 +25,6 @@ from neobert_hf.embeddings import (
     sparse_encoder,
 )
 from neobert_hf.export.graphs import load_graph
-from neobert_hf.hub import write_card
 
 TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps in a warm red house by old sea", "fox"]
 

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from scipy.special import expit
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
+from neobert_hf.checkpoints import examine
+from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.embeddings import labelled_pairs, open_reranker, reranking_evaluator, reranking_loss
-from neobert_hf.files.wordpiece import train_wordpiece
-from neobert_hf.hub import examine
 from neobert_hf.runs import default_learning_rate
 
 TOPICS = ["fox", "dog", "house", "sea", "red", "warm", "old", "lazy"]

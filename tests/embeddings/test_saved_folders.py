@@ -24,8 +24,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling, WordWeig
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf.checkpoints.trust import load_tokenizer
 from neobert_hf.embeddings import SentenceTransformer, open_embedding_model, open_reranker
-from neobert_hf.files.trust import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ["the quick brown fox", "jumps", "over lazy dog and then it sleeps in a warm red house by old sea"]

@@ -9,13 +9,13 @@ pytest.importorskip("sentence_transformers", reason="embeddings need sentence-tr
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
+from neobert_hf.checkpoints import embedding_models as models
 from neobert_hf.embeddings import (
     ContrastiveArguments,
     ContrastiveTrainingArguments,
     DocumentSearch,
     RerankerTrainingArguments,
     mine_negatives,
-    models,
     open_reranker,
     train_contrastive,
     train_reranker,

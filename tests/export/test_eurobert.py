@@ -13,12 +13,13 @@ from conftest import GOLDEN, change_config, largest_error, run_main
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from safetensors.torch import load_file, save_file
 
-import neobert_cli
 import neobert_hf
-from neobert_hf.embeddings.models import open_embedding_model
+from neobert_cli import commands as neobert_cli
+from neobert_hf.checkpoints import conversion as convert
+from neobert_hf.checkpoints import eurobert
+from neobert_hf.checkpoints.embedding_models import open_embedding_model
+from neobert_hf.checkpoints.eurobert import as_eurobert, write_card_of_twin
 from neobert_hf.export import export_model, exporting
-from neobert_hf.hub import convert, eurobert
-from neobert_hf.hub.eurobert import as_eurobert, write_card_of_twin
 
 MINI = Path(neobert_hf.MINI_MODEL_PATH)
 FP32 = 1e-5  # largest error over largest value: float32 sums in another order

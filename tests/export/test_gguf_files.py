@@ -20,11 +20,11 @@ import gguf
 from sentence_transformers.base.modules import Dense
 
 from neobert_hf import MINI_MODEL_PATH
-from neobert_hf.embeddings.models import sentence_transformer
+from neobert_hf.checkpoints.embedding_models import sentence_transformer
+from neobert_hf.data.wordpiece import plain_tokenizer
 from neobert_hf.export import export_model
 from neobert_hf.export.gguf import write_gguf
 from neobert_hf.export.graphs import EmbeddingGraph, load_graph
-from neobert_hf.files.wordpiece import plain_tokenizer
 
 LABELS = ["bad", "good", "so so"]
 WHOLE_WORDS = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(91))])}

@@ -24,15 +24,15 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
 from sentence_transformers.sentence_transformer.modules import Dropout, Pooling, WordWeights
 
-import neobert_cli
 import neobert_hf
-from neobert_hf.embeddings.common_form import SentenceTransformer
+from neobert_cli import commands as neobert_cli
+from neobert_hf.checkpoints import examine
+from neobert_hf.checkpoints.common_form import SentenceTransformer
+from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.embeddings.reranking import open_reranker
 from neobert_hf.export import export_model, exporting, graphs
 from neobert_hf.export.graphs import EmbeddingGraph, load_graph
 from neobert_hf.export.parity import Reference, random_batches, torch_runner
-from neobert_hf.files.wordpiece import train_wordpiece
-from neobert_hf.hub import examine
 
 INPUTS = ("input_ids", "attention_mask")
 FP32 = 1e-5  # largest error over largest value: float32 sums in another order

@@ -26,7 +26,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 from transformers import pipeline
 
 import neobert_hf
-from neobert_hf.embeddings.models import open_embedding_model
+from neobert_hf.checkpoints.embedding_models import open_embedding_model
 from neobert_hf.export import OnnxModel, export_model
 from neobert_hf.finetuning import Tagger
 
@@ -423,7 +423,7 @@ for line in ("from neobert_hf import NeoBERTModel", "from neobert_hf.export impo
         exec(line)
     except ImportError as error:
         print(error)
-import neobert_cli
+from neobert_cli import commands as neobert_cli
 for line in ("export model out", "doctor model"):
     sys.argv = ["neobert", *line.split()]
     try:

@@ -12,8 +12,8 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 
 import neobert_hf
+from neobert_hf.checkpoints import examine
 from neobert_hf.export import OnnxModel, export_model
-from neobert_hf.hub import examine
 
 TEXTS = [SENTENCE, "the fox", "", "[CLS] [SEP]", f"{SENTENCE}, " * 5, "dog. red, red sea!"]  # two are cut
 FP32 = {"rtol": 1e-5, "atol": 1e-5}  # float32 sums in another order

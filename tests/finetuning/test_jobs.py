@@ -17,7 +17,8 @@ import pandas
 from conftest import contents, largest_file, with_classes
 
 from neobert_hf import sentence_transformer
-from neobert_hf.files import read_rows
+from neobert_hf.checkpoints import lora_config, write_card
+from neobert_hf.data import read_rows
 from neobert_hf.finetuning import (
     Classifier,
     LabelledRows,
@@ -28,8 +29,7 @@ from neobert_hf.finetuning import (
 )
 from neobert_hf.finetuning.job import LAST_EPOCH
 from neobert_hf.finetuning.predictions import write_predictions
-from neobert_hf.hub import write_card
-from neobert_hf.runs import FineTuningArguments, lora_config
+from neobert_hf.runs import FineTuningArguments
 
 FAST = {"use_cpu": True, "learning_rate": 1e-2, "disable_tqdm": True, "max_steps": 4}
 TEXTS, LABELS = ["the fox red", "a dog old", "red sea", "old sea"] * 2, ["red", "old"] * 4

@@ -11,7 +11,7 @@ pytest.importorskip("datasets", reason="predictions need datasets and pyarrow (p
 import pyarrow.parquet
 from conftest import largest_file
 
-from neobert_hf.files.writing import WRITTEN
+from neobert_hf.files.output import WRITTEN
 from neobert_hf.finetuning.predictions import write_predictions
 
 ROWS = [

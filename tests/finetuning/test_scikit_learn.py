@@ -29,8 +29,8 @@ from sklearn.utils import estimator_checks
 from sklearn.utils.class_weight import compute_sample_weight
 from test_jobs import COLUMNS, FAST, LABELS, TEXTS, shuffled
 
+from neobert_hf.checkpoints import lora_config
 from neobert_hf.finetuning import Classifier, QuestionAnswerer, Tagger
-from neobert_hf.runs import lora_config
 
 NUMBERS = [1, 0, 0, 1, 1, 0, 1, 0]  # of which little can be learned
 FORM = ["estimator_tags_renamed", "valid_tag_types", "no_attributes_set_in_init", "estimators_unfitted", "set_params"]

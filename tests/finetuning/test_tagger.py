@@ -21,8 +21,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, pipeline
 from transformers.modeling_outputs import TokenClassifierOutput
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForTokenClassification
+from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.export import OnnxModel, export_model
-from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.finetuning import Tagger, tag_metrics
 from neobert_hf.finetuning.tagger import piece_loss, tag_report
 from neobert_hf.finetuning.tags import division_of, own_pieces, word_starts

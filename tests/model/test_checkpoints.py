@@ -21,7 +21,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceCl
 
 import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTModel
-from neobert_hf.hub.verify import summarize, verify
+from neobert_hf.checkpoints.verify import summarize, verify
 from neobert_hf.model.weight_files_neobert import canonical_name
 
 PACKAGE = Path(neobert_hf.__file__).parent / "model"

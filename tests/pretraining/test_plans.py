@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from neobert_hf.files import writing
+from neobert_hf.files import output as writing
 from neobert_hf.pretraining import plans
 from neobert_hf.pretraining.documents import Documents
 from neobert_hf.pretraining.packing import PackedRows

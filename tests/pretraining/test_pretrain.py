@@ -14,15 +14,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch.utils.data import DataLoader
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
-import neobert_cli
+from neobert_cli import commands as neobert_cli
 from neobert_hf import PackedMLMCollator
-from neobert_hf.files.wordpiece import train_wordpiece
-from neobert_hf.files.writing import write_json
+from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.files.json_files import read_json_object
+from neobert_hf.files.output import write_json
 from neobert_hf.pretraining import run_rows
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.summary import plot_curves
 from neobert_hf.pretraining.training import check_start
-from neobert_hf.runs.manifests import read_json_object
 
 REPEAT = ("--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "1")  # which change no weights
 

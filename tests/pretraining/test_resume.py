@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from neobert_hf.pretraining.trainer import PretrainingTrainer
 from neobert_hf.runs import manifests
-from neobert_hf.runs.folders import last_complete_checkpoint
+from neobert_hf.runs.resume import last_complete_checkpoint
 
 
 @pytest.mark.slow

@@ -17,17 +17,16 @@ from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-import neobert_cli
+from neobert_cli import commands as neobert_cli
 
 pytest.importorskip("datatrove", reason="tokenizing needs datatrove (pip install -e .[train])")
 
-from neobert_hf.files.wordpiece import train_wordpiece
+from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.pretraining import tokenizing
 from neobert_hf.pretraining.corpus import Corpus
 from neobert_hf.pretraining.documents import Documents, task_files
 from neobert_hf.pretraining.tokenizing import tokenize
-from neobert_hf.runs import lock_run
-from neobert_hf.runs.folders import LOCK
+from neobert_hf.runs.resume import LOCK, lock_run
 
 WORDS = SENTENCE.split()
 

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.files.wordpiece import train_wordpiece
+from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.files.json_files import read_json_object
 from neobert_hf.pretraining.vocabulary import adapt_vocabulary
-from neobert_hf.runs.manifests import read_json_object
 
 DOMAIN = "foxes jumped quickly over lazier dogs and slept the reddest seas of warmth Ξ"
 ROWS = ("model.encoder.weight", "decoder.weight", "decoder.bias")

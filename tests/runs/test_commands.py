@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from neobert_hf.runs import CommandParser, run_command, run_script
+from neobert_hf.files import run_command
+from neobert_hf.runs import CommandParser, run_script
 
 
 class Color(Enum):

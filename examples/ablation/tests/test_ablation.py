@@ -15,7 +15,7 @@ from pretraining_runs import SMALL
 from scipy import stats
 from torch.utils.data import DataLoader
 
-from neobert_hf.files.wordpiece import train_wordpiece
+from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.pretraining import PackedMLMCollator, open_text
 from neobert_hf.pretraining.arguments import VALUES
 

@@ -11,7 +11,7 @@ from token_weights import FACTOR, inverse_document_frequencies, partial_whitenin
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel
-from neobert_hf.embeddings.models import open_embedding_model
+from neobert_hf.checkpoints.embedding_models import open_embedding_model
 
 TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps in a warm red house by old sea", "fox"]
 SOME = {"fox": 3.0, "the": 0.25, "jumps": 2.0}

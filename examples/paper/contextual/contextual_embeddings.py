@@ -22,8 +22,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 from neobert_hf import NeoBERTModel
+from neobert_hf.checkpoints import FolderTokenizer
 from neobert_hf.embeddings import SentenceTransformer, adopt, hash_of_weights, open_embedding_model
-from neobert_hf.files import FolderTokenizer
 
 logger = logging.get_logger(__name__)
 

@@ -36,7 +36,7 @@ from transformers import (
     RoFormerForMaskedLM,
 )
 
-from neobert_hf.files.texts import longest_text
+from neobert_hf.data.lengths import longest_text
 
 SHAPE = dict(
     vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, pad_token_id=0

@@ -6,12 +6,12 @@ from ..lazy import lazy_names
 
 # sentence-transformers is optional and slow to import, so a name is imported when it is used.
 NAMES_OF = {
-    "common_form": ("SentenceTransformer",),
+    ".checkpoints.common_form": ("SentenceTransformer",),
     "contrastive": (
         *("ContrastiveArguments", "ContrastiveTrainer", "ContrastiveTrainingArguments"),
         *("contrastive_loss", "mine_negatives", "read_prompts", "set_sampling", "train_contrastive"),
     ),
-    "models": (
+    ".checkpoints.embedding_models": (
         *("adopt", "fingerprint", "hash_of_weights", "multi_vector_encoder", "open_embedding_model"),
         *("prompt_of", "role_of", "sentence_transformer", "sparse_encoder", "warn_of_truncated"),
     ),
@@ -28,7 +28,7 @@ NAMES_OF = {
 __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
-    from .common_form import SentenceTransformer as SentenceTransformer
+    from ..checkpoints.common_form import SentenceTransformer as SentenceTransformer
     from .contrastive import (
         ContrastiveArguments as ContrastiveArguments,
         ContrastiveTrainer as ContrastiveTrainer,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         set_sampling as set_sampling,
         train_contrastive as train_contrastive,
     )
-    from .models import (
+    from ..checkpoints.embedding_models import (
         adopt as adopt,
         fingerprint as fingerprint,
         hash_of_weights as hash_of_weights,

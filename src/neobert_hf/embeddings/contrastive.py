@@ -24,9 +24,9 @@ from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
 from transformers.hf_argparser import HfArg
 
-from ..files.texts import as_list
+from ..checkpoints.embedding_models import warn_of_truncated
+from ..data.lengths import as_list
 from ..runs import ResumeArguments
-from .models import warn_of_truncated
 from .pairs import Sets, as_sets, read_yaml, texts_of
 from .retrieval import pairs_evaluators
 from .training import PairArguments, PairTrainer, train_and_record

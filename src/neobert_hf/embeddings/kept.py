@@ -12,8 +12,8 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from ..files.texts import printable
-from ..files.writing import writing
+from ..files.output import writing
+from ..files.terminal import printable
 
 logger = logging.get_logger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import yaml
 from datasets import Dataset, DatasetDict
 
-from ..files.rows import checked_text, read_rows
-from ..files.texts import as_list
+from ..data.lengths import as_list
+from ..data.rows import checked_text, read_rows
 
 Sets: TypeAlias = Mapping[str, Dataset] | Dataset  # by name, or one
 MOST_HELD_OUT = 1000  # rows of a set; more rows cost time and hardly change the metrics

@@ -12,11 +12,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..files.rows import COMPRESSIONS, read_lines, read_texts
-from ..files.rows import SUFFIXES as ROWS
-from ..files.texts import as_list
-from ..files.wordpiece import plain_tokenizer
-from .models import prompt_of
+from ..checkpoints.embedding_models import prompt_of
+from ..data.lengths import as_list
+from ..data.rows import COMPRESSIONS, read_lines, read_texts
+from ..data.rows import SUFFIXES as ROWS
+from ..data.wordpiece import plain_tokenizer
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

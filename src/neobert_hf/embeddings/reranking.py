@@ -19,13 +19,14 @@ from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.util import semantic_search
 from transformers.hf_argparser import HfArg
 
+from ..checkpoints import MINI_MODEL_PATH
+from ..checkpoints.embedding_models import warn_of_truncated
+from ..checkpoints.modules import check_modules_of
+from ..checkpoints.trust import keep_known_settings
 from ..files.messages import say
-from ..files.modules import check_modules_of
-from ..files.trust import keep_known_settings
-from ..runs import MINI_MODEL_PATH, ResumeArguments, default_learning_rate
+from ..runs import ResumeArguments, default_learning_rate
 from ..runs.progress import without_bars
 from .contrastive import mine_negatives
-from .models import warn_of_truncated
 from .pairs import Sets, as_sets
 from .training import PairArguments, PairTrainer, train_and_record
 

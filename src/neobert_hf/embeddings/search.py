@@ -15,10 +15,12 @@ import regex
 from huggingface_hub.constants import HF_HOME
 from tqdm.auto import tqdm
 
-from ..files.texts import Truncation, as_list, printable
-from ..runs import MINI_MODEL_PATH, one_line
+from ..checkpoints import MINI_MODEL_PATH
+from ..checkpoints.embedding_models import fingerprint, longest_input, prompt_of, warn_of_truncated
+from ..data.lengths import Truncation, as_list
+from ..files.errors import one_line
+from ..files.terminal import printable
 from .kept import Kept
-from .models import fingerprint, longest_input, prompt_of, warn_of_truncated
 from .passages import JOINED, NOT_TEXT, PassageReader, find_files, guessed_encoding, is_document
 from .vector_files import open_for_inference
 

@@ -17,19 +17,15 @@ from sentence_transformers.base.trainer import BaseTrainer
 from sentence_transformers.sentence_transformer.modules import WordWeights
 from transformers.hf_argparser import HfArg
 
+from ..checkpoints import MINI_MODEL_PATH
+from ..checkpoints.record import write_record
+from ..data.lengths import as_list, check_leaves_tokens
 from ..files.messages import say
-from ..files.texts import as_list, check_leaves_tokens
-from ..files.writing import content_hash, file_hash, keeping, saving
-from ..runs import (
-    MINI_MODEL_PATH,
-    CheckedCheckpoints,
-    curve_of,
-    lock_run,
-    train_or_resume,
-    write_record,
-)
+from ..files.output import content_hash, file_hash, keeping, saving
+from ..runs import CheckedCheckpoints
 from ..runs.manifests import what_is_left
 from ..runs.progress import without_bars
+from ..runs.resume import curve_of, lock_run, train_or_resume
 from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
 
 # Values of a run that its card shows.

@@ -14,13 +14,21 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import torch
 
-from ..files.rows import SUFFIXES, read_text_column
-from ..files.texts import Truncation, as_list, check_leaves_tokens, check_max_length, fact_of_truncated
-from ..files.writing import check_target, writing
+from ..checkpoints import MINI_MODEL_PATH
+from ..checkpoints.embedding_models import (
+    fingerprint,
+    logger,
+    longest_input,
+    open_embedding_model,
+    prompt_of,
+    tokens_lost,
+    what_is_read,
+)
+from ..data.lengths import Truncation, as_list, check_leaves_tokens, check_max_length, fact_of_truncated
+from ..data.rows import SUFFIXES, read_text_column
+from ..files.output import check_target, writing
 from ..model.machine_neobert import best_dtype
-from ..runs import MINI_MODEL_PATH
 from .kept import Kept, is_kept
-from .models import fingerprint, logger, longest_input, open_embedding_model, prompt_of, tokens_lost, what_is_read
 from .passages import find_files
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import Any
 
 from transformers.utils import logging
 
-from ..files.modules import SETTINGS
-from ..files.writing import check_target, new_folder, write_json, writing
-from ..hub.eurobert import open_twin, save_twin, twin_config, write_card_of_twin
-from ..hub.layouts import WEIGHTS, quiet
+from ..checkpoints.eurobert import open_twin, save_twin, twin_config, write_card_of_twin
+from ..checkpoints.layouts import WEIGHTS, quiet
+from ..checkpoints.modules import SETTINGS
+from ..files.output import check_target, new_folder, write_json, writing
 from ..model.modeling_neobert import AUTO_CLASSES
 from .graphs import EMBEDDING, LOADING, MULTI_VECTOR, TASKS, EmbeddingGraph, Graph, SearchGraph, load_graph
 from .onnx import write_int8, write_onnx, write_openvino
@@ -209,7 +209,7 @@ def _write_modules(graph: EmbeddingGraph, folder: Path) -> None:
     """Write what sentence-transformers 3.4 to 6.2 and servers read beside a graph; weights and Dense are in the graph."""
     from sentence_transformers.sentence_transformer.modules import Pooling
 
-    from ..embeddings.common_form import older_settings
+    from ..checkpoints.common_form import older_settings
 
     chain, kinds = graph.chain, {"": "Transformer", "1_Pooling": "Pooling"}
     if graph.ends_normalized:

@@ -16,7 +16,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..files.writing import saving
+from ..files.output import saving
 from ..model.configuration_neobert import NeoBERTConfig
 from .graphs import CLASSIFICATION, EmbeddingGraph, Graph
 from .onnx_model import Arrays, Run

@@ -13,18 +13,12 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import get_logger
 
-from ..embeddings.models import adopt, has_head
-from ..files.modules import SETTINGS, check_modules, read_activation, read_modules
-from ..files.texts import printable
-from ..files.trust import (
-    check_links,
-    holds_tokenizer,
-    keep_known_settings,
-    load_tokenizer,
-    read_json,
-    resolve,
-)
-from ..hub.layouts import check_weights, class_of, quiet, read_config
+from ..checkpoints.embedding_models import adopt, has_head
+from ..checkpoints.layouts import check_weights, class_of, quiet, read_config
+from ..checkpoints.modules import SETTINGS, check_modules, read_activation, read_modules
+from ..checkpoints.trust import check_links, holds_tokenizer, keep_known_settings, load_tokenizer, resolve
+from ..files.json_files import read_json
+from ..files.terminal import printable
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
 
 if TYPE_CHECKING:
@@ -269,7 +263,7 @@ def _load_chain(folder: Path, kind: str, task: str | None) -> EmbeddingGraph | S
     """Load a model of sentence-transformers that a graph can hold, or a bare NeoBERT with mean pooling."""
     from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 
-    from ..embeddings.common_form import SentenceTransformer
+    from ..checkpoints.common_form import SentenceTransformer
 
     classes = {each.__name__: each for each in (SentenceTransformer, CrossEncoder, SparseEncoder, MultiVectorEncoder)}
     only = {"CrossEncoder": CLASSIFICATION, "SparseEncoder": SPARSE, "MultiVectorEncoder": MULTI_VECTOR}.get(kind)

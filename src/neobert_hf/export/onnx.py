@@ -13,7 +13,7 @@ import torch
 from torch.export import Dim
 from torch.onnx.errors import OnnxExporterError
 
-from ..hub.layouts import quiet
+from ..checkpoints.layouts import quiet
 from .graphs import Graph
 
 OPSET = 20

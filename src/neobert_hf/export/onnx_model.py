@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from ..files.texts import Truncation, fact_of_truncated
+from ..data.lengths import Truncation, fact_of_truncated
 from ..finetuning.entities import EntityFinder
 from ..finetuning.spans import MAX_ANSWER_TOKENS, best_answers
 from ..finetuning.tags import MARKS

@@ -1,20 +1,20 @@
-"""The ground floor, beside the model: rows of files, atomic writes, what a folder of other people may bring, WordPiece."""
+"""The ground floor, beside the model: places that may be written, atomic writes, messages, one-line errors."""
 
 from typing import TYPE_CHECKING
 
 from ..lazy import lazy_names
 
-# Rows need pyarrow (the extra `train`), so a name is imported when it is used.
+# Some need transformers, so a name is imported when it is used.
 NAMES_OF = {
-    "modules": ("check_modules_of",),
-    "rows": ("read_lines", "read_rows", "read_text_column", "read_texts"),
-    "texts": ("check_leaves_tokens", "check_max_length", "printable"),
-    "trust": (
-        *("FolderTokenizer", "check_links", "check_own_code", "check_source"),
-        *("load_tokenizer", "read_json", "resolve"),
+    "errors": (
+        "one_line",
+        "run_command",
     ),
-    "wordpiece": ("plain_tokenizer", "tokenizer_hash", "train_wordpiece", "write_wordpiece"),
-    "writing": (
+    "json_files": (
+        "read_json",
+        "read_json_object",
+    ),
+    "output": (
         "check_target",
         "content_hash",
         "file_hash",
@@ -23,39 +23,15 @@ NAMES_OF = {
         "replacing",
         "saving",
         "write_json",
-    ),  # not `writing`, as the module is named
+    ),
+    "terminal": ("printable",),
 }
 __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
-    from .modules import check_modules_of as check_modules_of
-    from .rows import (
-        read_lines as read_lines,
-        read_rows as read_rows,
-        read_text_column as read_text_column,
-        read_texts as read_texts,
-    )
-    from .texts import (
-        check_leaves_tokens as check_leaves_tokens,
-        check_max_length as check_max_length,
-        printable as printable,
-    )
-    from .trust import (
-        FolderTokenizer as FolderTokenizer,
-        check_links as check_links,
-        check_own_code as check_own_code,
-        check_source as check_source,
-        load_tokenizer as load_tokenizer,
-        read_json as read_json,
-        resolve as resolve,
-    )
-    from .wordpiece import (
-        plain_tokenizer as plain_tokenizer,
-        tokenizer_hash as tokenizer_hash,
-        train_wordpiece as train_wordpiece,
-        write_wordpiece as write_wordpiece,
-    )
-    from .writing import (
+    from .errors import one_line as one_line, run_command as run_command
+    from .json_files import read_json as read_json, read_json_object as read_json_object
+    from .output import (
         check_target as check_target,
         content_hash as content_hash,
         file_hash as file_hash,
@@ -65,3 +41,4 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         saving as saving,
         write_json as write_json,
     )
+    from .terminal import printable as printable

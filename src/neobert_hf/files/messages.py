@@ -10,7 +10,7 @@ from typing import TextIO
 
 from transformers.utils.logging import get_logger
 
-from .texts import printable
+from .terminal import printable
 
 logger = get_logger(__name__)
 

@@ -10,8 +10,9 @@ import numpy as np
 from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
+from ..checkpoints import MINI_MODEL_PATH
 from ..files.messages import say
-from ..runs import MINI_MODEL_PATH, FineTuningArguments
+from ..runs import FineTuningArguments
 from .job import Job, all_or_nothing
 from .questions import checked_answers, checked_question
 from .spans import MAX_ANSWER_TOKENS, best_answers

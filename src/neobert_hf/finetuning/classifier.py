@@ -39,13 +39,14 @@ from transformers import (
     Trainer,
 )
 
-from ..embeddings.models import tokens_lost
+from ..checkpoints import MINI_MODEL_PATH
+from ..checkpoints.adapters import BASE_FILE, labels_of_adapter, open_adapter, save_adapter, set_label_type
+from ..checkpoints.embedding_models import tokens_lost
+from ..data.lengths import Truncation, beginning, fact_of_truncated
+from ..files.json_files import read_json
 from ..files.messages import say
-from ..files.texts import Truncation, beginning, fact_of_truncated
-from ..files.trust import read_json
-from ..files.writing import content_hash, writing
-from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
-from ..runs.adapters import BASE_FILE, labels_of_adapter, set_label_type
+from ..files.output import content_hash, writing
+from ..runs import FineTuningArguments
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
 from .baseline import tfidf_outputs
 from .head import WEAK, choose_strength, cross_validated, fit_linear, inputs_of_last_layer, last_layer

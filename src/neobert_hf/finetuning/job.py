@@ -32,26 +32,19 @@ from transformers import (
 from transformers.tokenization_utils_base import LARGE_INTEGER
 from transformers.utils import logging
 
+from ..checkpoints import MINI_MODEL_PATH
+from ..checkpoints.modules import replaceable_files
+from ..checkpoints.record import origin_of, write_record
+from ..checkpoints.trust import load_tokenizer
+from ..data.lengths import check_leaves_tokens, check_max_length
 from ..files import messages
-from ..files.modules import replaceable_files
-from ..files.texts import check_leaves_tokens, check_max_length
-from ..files.trust import load_tokenizer, read_json
-from ..files.writing import check_target, content_hash, replacing, saving, vacated, write_json
-from ..runs import (
-    MINI_MODEL_PATH,
-    CheckedCheckpoints,
-    FineTuningArguments,
-    curve_of,
-    default_learning_rate,
-    lock_run,
-    train_or_resume,
-    write_record,
-)
+from ..files.json_files import read_json
+from ..files.output import check_target, content_hash, replacing, saving, vacated, write_json
+from ..runs import CheckedCheckpoints, FineTuningArguments, default_learning_rate
 from ..runs.arguments import EPOCHS, is_best_if_large
-from ..runs.folders import RESULTS, RUN, TRAINING_FILES
 from ..runs.manifests import what_is_left
 from ..runs.progress import without_bars
-from ..runs.record import origin_of
+from ..runs.resume import RESULTS, RUN, TRAINING_FILES, curve_of, lock_run, train_or_resume
 from .predictions import PREDICTION, write_predictions
 from .rows import LabelledRows
 from .summary import say_scores

@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ..files.messages import say
-from ..files.writing import writing
+from ..files.output import writing
 
 PREDICTION_FORMATS = (".csv", ".jsonl", ".parquet")
 PREDICTION = "prediction"  # of `check_target`

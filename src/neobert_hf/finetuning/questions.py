@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..files.rows import Faults, Rows, read_rows
+from ..data.rows import Faults, Rows, read_rows
 from .rows import (
     Columns,
     LabelledDataArguments,

@@ -16,9 +16,9 @@ import numpy as np
 from datasets import ClassLabel, load_dataset
 from transformers.hf_argparser import HfArg
 
+from ..data.rows import SHOWN, Fault, Faults, Rows, checked_text, read_rows, trimmed
 from ..files import messages
-from ..files.rows import SHOWN, Fault, Faults, Rows, checked_text, read_rows, trimmed
-from ..files.writing import check_target
+from ..files.output import check_target
 from .predictions import PREDICTION, PREDICTION_COLUMNS, PREDICTION_FORMATS
 
 EXAMPLE_CHARACTERS = 300

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..files.messages import say, say_next
-from ..files.writing import matches
-from ..runs.folders import files_of_model
+from ..files.output import matches
+from ..runs.resume import files_of_model
 
 MOST_SHOWN = 5  # classes in a line
 TOLD = ("README.md", "*_results.json", "classification_report_*.txt", "*.png", "predictions.*")  # files for a reader

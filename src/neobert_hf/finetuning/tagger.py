@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from ..files.messages import say
-from ..files.writing import writing
+from ..files.output import writing
 from ..runs import FineTuningArguments
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
 from .entities import EntityFinder

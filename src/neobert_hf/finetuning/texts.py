@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from transformers.hf_argparser import HfArg
 
+from ..data.lengths import Truncation
+from ..data.rows import trimmed
 from ..files.messages import say
-from ..files.rows import trimmed
-from ..files.texts import Truncation
 from .rows import (
     Columns,
     LabelledDataArguments,

@@ -12,8 +12,8 @@ from typing import Any
 
 from transformers.hf_argparser import HfArg
 
+from ..data.rows import COMPRESSIONS, Fault, Faults, Rows, checked_text, read_lines, read_rows
 from ..files.messages import say
-from ..files.rows import COMPRESSIONS, Fault, Faults, Rows, checked_text, read_lines, read_rows
 from .rows import (
     Columns,
     LabelledDataArguments,

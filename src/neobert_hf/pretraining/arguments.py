@@ -12,7 +12,7 @@ from typing import Any
 from transformers import TrainingArguments
 from transformers.hf_argparser import HfArg
 
-from ..files.texts import as_list
+from ..data.lengths import as_list
 from ..runs.arguments import ResumeArguments
 from .documents import MANIFEST
 from .plans import LONG_DOCUMENTS

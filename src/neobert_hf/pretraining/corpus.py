@@ -10,8 +10,8 @@ from typing import Any
 
 from datasets import IterableDataset, load_dataset
 
-from ..files.rows import SAMPLES, checked_text, read_texts
-from ..files.texts import as_list
+from ..data.lengths import as_list
+from ..data.rows import SAMPLES, checked_text, read_texts
 from .arguments import CorpusArguments
 from .recipes import Recipe
 

@@ -16,9 +16,9 @@ from torch.utils.data import Subset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from ..files.trust import read_json
-from ..files.wordpiece import tokenizer_hash
-from ..files.writing import content_hash, file_hash
+from ..data.wordpiece import tokenizer_hash
+from ..files.json_files import read_json
+from ..files.output import content_hash, file_hash
 from .permutation import Permutation
 
 MANIFEST = "manifest.json"

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..files.trust import read_json
-from ..files.writing import content_hash, only_writer, write_json, writing
+from ..files.json_files import read_json
+from ..files.output import content_hash, only_writer, write_json, writing
 from .documents import Documents, Selection
 from .permutation import Permutation
 

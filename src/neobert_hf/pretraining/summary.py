@@ -8,10 +8,11 @@ import numpy as np
 import yaml
 from transformers import Trainer
 
-from ..files.writing import write_json, writing
-from ..runs import environment, write_record
-from ..runs.folders import RECIPE, SUMMARY
+from ..checkpoints.record import write_record
+from ..files.output import write_json, writing
+from ..runs import environment
 from ..runs.manifests import what_is_left
+from ..runs.resume import RECIPE, SUMMARY
 from .flops import num_elements, training_flops
 
 FIGURES = ("steps", "num_tokens", "num_masked", "precision", "devices")  # on the card, beside the record

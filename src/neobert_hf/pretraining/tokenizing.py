@@ -25,11 +25,10 @@ from loguru import logger
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from ..files.trust import read_json
-from ..files.wordpiece import plain_tokenizer, tokenizer_hash
-from ..files.writing import FULL, file_hash, write_error, write_json, writing
-from ..runs import lock_run
-from ..runs.folders import LOCK
+from ..data.wordpiece import plain_tokenizer, tokenizer_hash
+from ..files.json_files import read_json
+from ..files.output import FULL, file_hash, write_error, write_json, writing
+from ..runs.resume import LOCK, lock_run
 from .corpus import Corpus
 from .documents import ENDS_DTYPE, MANIFEST, Documents, is_whole, task_files
 

@@ -20,10 +20,10 @@ from torch.utils.data import Dataset, SequentialSampler
 from transformers import TrainerCallback, TrainerState
 from transformers.integrations import unset_hf_deepspeed_config
 
-from ..files.writing import saving, writing
+from ..files.output import saving, writing
 from ..model.modeling_neobert import NeoBERTForMaskedLM
-from ..runs.folders import METRICS, last_complete_checkpoint
 from ..runs.manifests import STATE, CheckedCheckpoints, what_is_left
+from ..runs.resume import METRICS, last_complete_checkpoint
 from .flops import matrix_flops_per_s, training_flops
 from .optimizers import MakeOptimizer, Schedule, names_with_decay, trainable_parameters
 from .recipes import Recipe

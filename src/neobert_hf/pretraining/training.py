@@ -20,17 +20,17 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
+from ..checkpoints.trust import load_tokenizer
+from ..data.wordpiece import tokenizer_hash
+from ..files.json_files import read_json
 from ..files.messages import say
-from ..files.trust import load_tokenizer, read_json
-from ..files.wordpiece import tokenizer_hash
-from ..files.writing import saving
+from ..files.output import saving
 from ..model.checkpoint_neobert import check_model_type
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import NeoBERTForMaskedLM
-from ..runs import lock_run, train_or_resume
-from ..runs.folders import RUN, SUMMARY
 from ..runs.manifests import what_is_left
 from ..runs.progress import without_bars
+from ..runs.resume import RUN, SUMMARY, lock_run, train_or_resume
 from .arguments import CorpusArguments, PretrainingArguments, record_of
 from .collators import PackedMLMCollator
 from .optimizers import (

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerFast
 
-from ..files.trust import load_tokenizer
-from ..files.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece
-from ..files.writing import new_folder
+from ..checkpoints.record import write_record
+from ..checkpoints.trust import load_tokenizer
+from ..data.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece
+from ..files.output import new_folder
 from ..model.modeling_neobert import NeoBERTForMaskedLM
-from ..runs import write_record
 from ..runs.progress import without_bars
 from .arguments import CorpusArguments, PretrainingArguments
 from .corpus import open_corpus

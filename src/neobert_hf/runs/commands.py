@@ -8,10 +8,10 @@ from typing import Any, get_type_hints
 
 from transformers.hf_argparser import HfArgumentParser, string_to_bool
 
-from neobert_cli import HelpFormatter, Parser
+from neobert_cli.parser import HelpFormatter, Parser
 
-from . import MINI_MODEL_PATH
-from .errors import correctable, one_line, run_command
+from ..checkpoints import MINI_MODEL_PATH
+from ..files.errors import correctable, one_line, run_command
 from .machine import limit_threads
 
 LIBRARIES = ("transformers", "sentence_transformers")  # --help_all lists their arguments

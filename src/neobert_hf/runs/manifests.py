@@ -8,8 +8,8 @@ from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
-from ..files.trust import read_json
-from ..files.writing import saving, write_json
+from ..files.json_files import read_json_object
+from ..files.output import saving, write_json
 from .progress import EpochLines, Progress, without_bars
 
 logger = logging.get_logger(__name__)
@@ -144,16 +144,3 @@ def _compare(checkpoint, manifest):
     if num_processes != written_by:
         inexact.append(f"{checkpoint} was written by {written_by} processes, and this run has {num_processes}")
     return inexact
-
-
-def read_json_object(file: Path) -> dict:
-    """Read a JSON file that holds an object.
-
-    Raises:
-        ValueError: The file is missing or damaged; the message names the file and the fault.
-    """
-    if not file.is_file():
-        raise ValueError(f"{file} is missing")
-    if not isinstance(content := read_json(file), dict):
-        raise ValueError(f"{file} is damaged: it holds a {type(content).__name__}, not an object")
-    return content

@@ -1,0 +1,1 @@
+"""The command `neobert`, beside the package neobert_hf, whose import takes seconds."""

@@ -1,0 +1,409 @@
+"""The command `neobert`: thin commands over the public functions of neobert_hf.
+
+This package stands beside neobert_hf, and the commands import neobert_hf when they run: `neobert --help` and the completion of
+a shell do not wait for torch and transformers.
+
+A command is a function that declares its arguments on a parser and returns the function to run with them. Its docstring is the
+help. To add a command, write this function and add it to COMMANDS. The commands of SCRIPTS are the scripts of
+`neobert_hf.examples`, which declare their arguments themselves; a shell completes those that `neobert_hf/options.json` lists.
+"""
+
+import inspect
+import json
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
+from importlib import import_module, metadata
+from itertools import chain
+from pathlib import Path
+
+from neobert_cli.parser import HelpFormatter, Parser
+
+Run = Callable[..., None]
+COLORED = "\x1b[36m{}\x1b[0m", "\x1b[1;33m{}\x1b[0m"  # cyan file and score, bold yellow words
+
+
+def embed(parser: Parser) -> Run:
+    """Embed the texts of files.
+
+    neobert embed texts.txt -o vectors.npy
+    neobert embed reviews.csv --text_column review --normalize -o reviews.parquet
+    neobert embed folder "more/*.jsonl" --model runs/embeddings -o vectors.jsonl
+
+    A model reads the beginning of a text: the first 128 tokens in the mini model. The result counts the texts that are longer;
+    --truncation error refuses them.
+    After an interruption, the same command embeds what is missing: OUTPUT.vectors keeps the vectors until the output is written.
+    """
+    add = parser.add_argument
+    text = "Texts: .txt (a text in each line), .jsonl, .json, .csv, .tsv or .parquet; a folder of them; or a pattern."
+    add("files", nargs="+", metavar="FILE", help=text)
+    add("--output", "-o", required=True, metavar="FILE", help="File to write; see below.")
+    add("--model", metavar="MODEL", help="Embedding model: folder or Hub id. Default: the mini model of this package.")
+    add("--text_column", default="text", metavar="NAME", help="Column of the texts; .txt has no columns.")
+    add("--prompt_name", metavar="NAME", help="Name of the model's prompt to put before each text.")
+    add("--normalize", action="store_true", help="Scale each embedding to length 1.")
+    add("--max_length", type=int, metavar="INT", help="Longest text in tokens. Default: what the model reads.")
+    add("--truncation", choices=("warn", "error", "off"), default="warn", help="What is done about longer texts.")
+    add("--batch_size", type=int, default=64, metavar="INT", help="Number of texts in a batch of the model.")
+    parser.epilog = "An output .npy holds the embeddings; .jsonl and .parquet hold the columns text and embedding."
+
+    def run(model: str | None, **options) -> None:
+        from neobert_hf import MINI_MODEL_PATH
+        from neobert_hf.embeddings.vector_files import embed_files
+
+        print(json.dumps(embed_files(model=model or MINI_MODEL_PATH, **options)))
+
+    return run
+
+
+def search(parser: Parser) -> Run:
+    """Search your own files by words and by meaning.
+
+    neobert search notes "how do I renew the certificate?"
+    neobert search notes "papers/*.pdf" tickets.csv --text_column body "printer does not answer"
+    neobert search notes                                      (asks for questions; an empty line ends)
+    neobert search notes --json < questions.txt > answers.jsonl
+
+    The first search embeds the passages of the files; a later one embeds only those that are new or changed.
+    """
+    add = parser.add_argument
+    text = "Files, folders and patterns, then the question; without a question, the command asks for it."
+    add("words", nargs="+", metavar="PATH", help=text)
+    add("--top_k", type=int, default=5, metavar="INT", help="Number of answers to a question.")
+    add("--model", metavar="MODEL", help="Embedding model: folder or Hub id. Default: the mini model of this package.")
+    text = "Longest passage in tokens. Default: what the model reads, at most 512."
+    add("--max_length", type=int, metavar="INT", help=text)
+    text = "Column of the texts in .jsonl, .json, .csv, .tsv and .parquet."
+    add("--text_column", default="text", metavar="NAME", help=text)
+    text = "Files of folders to search, such as '*.py': pattern of a name, of a folder, or of a path. Repeatable."
+    add("--include", action="append", metavar="PATTERN", help=text)
+    text = "Files and folders to leave out, such as tests or '*.min.js'. Repeatable."
+    add("--exclude", action="append", metavar="PATTERN", help=text)
+    text = "Encoding of all text files, such as cp1252. Default: UTF-8, or a guess, which is told."
+    add("--encoding", metavar="NAME", help=text)
+    text = "Weight of the words in the score, from 0 (only the model) to 1 (only words)."
+    add("--word_weight", type=float, default=0.4, metavar="FLOAT", help=text)
+    add("--truncation", choices=("warn", "error", "off"), default="warn", help="What is done about a long question.")
+    add("--json", dest="as_json", action="store_true", help="Print a line of JSON for a question, with whole passages.")
+    parser.usage = "neobert search PATH [PATH ...] [QUESTION] [--ARGUMENT VALUE ...]"
+
+    def run(words: list[str], model: str | None, top_k: int, as_json: bool, **options) -> None:
+        from neobert_hf import MINI_MODEL_PATH
+        from neobert_hf.embeddings.search import DocumentSearch, check_question, words_of
+
+        paths, questions = words, iter(_ask, "") if sys.stdin.isatty() else filter(None, map(str.strip, sys.stdin))
+        if len(words) > 1 and not os.path.lexists(words[-1]):
+            paths, questions = words[:-1], iter(words[-1:])
+            check_question(words[-1], top_k)
+        documents = DocumentSearch(paths, model=model or MINI_MODEL_PATH, **options)
+        print(documents.summary(), file=sys.stderr)
+        for question in questions:
+            answers = documents.search(question, top_k)
+            if as_json:  # which escapes control characters
+                print(json.dumps({"question": question, "answers": [vars(answer) for answer in answers]}), flush=True)
+            else:
+                marked = {word for word in words_of(question) if len(word) > 3}
+                print("\n\n".join(_shown(answer, marked) for answer in answers), flush=True)
+
+    return run
+
+
+def _ask() -> str:
+    """A question from the terminal, where arrows edit it and find earlier ones; an empty line and Ctrl-D end."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  (`input` uses it; Windows needs none)
+    print(file=sys.stderr)
+    try:
+        with redirect_stdout(sys.stdout if sys.stdout.isatty() else sys.stderr):  # a file gets the answers only
+            return input("question (an empty line ends): ").strip()
+    except EOFError:
+        print(file=sys.stderr)
+        return ""
+
+
+def _shown(answer, marked: set[str]) -> str:
+    """File and line, score, and the first lines of a passage in the width of the terminal; a terminal shows them in color."""
+    from neobert_hf.files.terminal import printable
+
+    width, indent = shutil.get_terminal_size().columns, "    "
+    text = textwrap.fill(printable(answer.text), width - len(indent), max_lines=3, placeholder=" ...")
+    head, mark = COLORED if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else ("{}", "{}")
+    text = re.sub(r"[^\W_]+", lambda word: mark.format(word[0]) if word[0].lower() in marked else word[0], text)
+    place, score = head.format(f"{printable(answer.file)}:{answer.line}"), head.format(f"({answer.score:.2f})")
+    return f"{place}  {score}\n{textwrap.indent(text, indent)}"
+
+
+def train_tokenizer(parser: Parser) -> Run:
+    """Train the tokenizer of a corpus: an uncased WordPiece vocabulary.
+
+    neobert train-tokenizer --files a.jsonl b.jsonl --output_dir tokenizer
+    neobert train-tokenizer --dataset_name wikimedia/wikipedia --dataset_config 20231101.en --output_dir tokenizer \\
+        --vocab_size 16384
+
+    The text is read once and not kept: memory follows the number of different words, about 1 kB each.
+    """
+    add = parser.add_argument
+    add("--output_dir", required=True, metavar="FOLDER", help="Folder to write, new or empty.")
+    add("--vocab_size", type=int, default=30_522, metavar="INT", help="Most tokens; a small text gives fewer.")
+    add("--max_length", type=int, default=4096, metavar="INT", help="Length in tokens at which it truncates.")
+    _add_corpus(parser)
+
+    def run(output_dir: str, vocab_size: int, max_length: int, **source) -> None:
+        from neobert_hf.data import tokenizer_hash, write_wordpiece
+        from neobert_hf.pretraining import Corpus
+
+        tokenizer = write_wordpiece(Corpus(**source), output_dir, vocab_size, max_length)
+        print(json.dumps({"folder": output_dir, "vocab_size": len(tokenizer), "sha256": tokenizer_hash(tokenizer)}))
+        given = {name: value for name, value in source.items() if value != parser.get_default(name)}
+        given |= {"tokenizer_name": output_dir, "output_dir": "runs/documents"}
+        pairs = [(f"--{name}", *([value] if isinstance(value, str) else value)) for name, value in given.items()]
+        _say_next("tokenize", *chain(*pairs))
+
+    return run
+
+
+def tokenize(parser: Parser) -> Run:
+    """Tokenize text for pretraining. Documents are stored whole; training cuts long ones.
+
+    neobert tokenize --files a.jsonl b.jsonl --tokenizer_name google-bert/bert-base-uncased --output_dir documents
+    neobert tokenize --dataset_name wikimedia/wikipedia --dataset_config 20231101.en \\
+        --tokenizer_name google-bert/bert-base-uncased --output_dir documents --executor ray
+
+    Rerun the command to resume after an interruption.
+    """
+    add = parser.add_argument
+    add("--output_dir", required=True, metavar="FOLDER", help="Folder of the token ids.")
+    add("--tokenizer_name", required=True, metavar="NAME", help="Folder or Hub id of a fast tokenizer.")
+    _add_corpus(parser)
+    add("--executor", choices=("local", "ray"), default="local", help="What runs the tasks: an executor of datatrove.")
+    text = "Parts of the corpus; an interrupted part begins again. Default: one for each file, 8 to 1,000."
+    add("--tasks", type=int, metavar="INT", help=text)
+    text = "Tasks that run at the same time. Default: one for a core; with Ray, all."
+    add("--workers", type=int, metavar="INT", help=text)
+
+    def run(output_dir, tokenizer_name, executor, tasks, workers, **source):
+        from neobert_hf.checkpoints.trust import load_tokenizer
+        from neobert_hf.pretraining.corpus import Corpus
+        from neobert_hf.pretraining.tokenizing import tokenize
+
+        tokenizer = load_tokenizer(tokenizer_name)
+        documents = tokenize(Corpus(**source), tokenizer, output_dir, executor, tasks, workers)
+        names = ("num_documents", "num_tokens", "length_histogram")
+        print(json.dumps({"folder": output_dir, **{name: documents.manifest[name] for name in names}}))
+        words = ("--documents_dir", output_dir, "--tokenizer_name", tokenizer_name, "--output_dir", "runs/pretraining")
+        _say_next("pretrain-mlm", *words, "--num_held_out", str(min(1000, 1 + len(documents) // 20)))
+
+    return run
+
+
+def _add_corpus(parser: Parser) -> None:
+    """Add the arguments of a `Corpus`."""
+    add, source = parser.add_argument, parser.add_mutually_exclusive_group(required=True)
+    text = "Text, JSON lines, CSV, TSV or Parquet files."
+    source.add_argument("--files", nargs="+", action="extend", metavar="FILE", help=text)
+    source.add_argument("--dataset_name", metavar="NAME", help="Dataset of the Hub, instead of files.")
+    add("--dataset_config", metavar="NAME", help="Configuration of the dataset.")
+    add("--split", default="train", metavar="NAME", help="Split of the dataset.")
+    add("--text_column", default="text", metavar="NAME", help="Column that holds the text.")
+    text = "Unit of a .txt file that is one document; blank lines separate paragraphs."
+    add("--sample_by", choices=("line", "paragraph", "document"), default="paragraph", help=text)
+
+
+def verify_documents(parser: Parser) -> Run:
+    """Compare tokenized documents with their checksums.
+
+    neobert verify-documents documents
+    """
+    parser.add_argument("folder", metavar="FOLDER", help="Folder that `neobert tokenize` wrote.")
+
+    def run(folder: str) -> None:
+        from neobert_hf.pretraining import verify_documents
+
+        print(json.dumps({"folder": folder, "num_documents": len(verify_documents(folder))}))
+
+    return run
+
+
+def doctor(parser: Parser) -> Run:
+    """Find what is wrong with a checkpoint, and the command that mends it.
+
+    neobert doctor runs/classifier
+    neobert doctor org/name --base chandar-lab/NeoBERT
+    neobert doctor runs/classifier --json
+
+    Nothing is executed, unpickled or changed. Status 0: no error was found; 1: an error was found, or the checkpoint cannot be
+    reached; 2: the command line is wrong. Remarks do not change the status.
+    """
+    add = parser.add_argument
+    add("source", metavar="MODEL", help="Folder, or id on the Hub, whose files are downloaded without pickles.")
+    text = "The model from which this one was fine-tuned: finds a fine-tuning without positions."
+    add("--base", metavar="MODEL", help=text)
+    add("--json", dest="as_json", action="store_true", help="Print one JSON object.")
+
+    def run(source: str, base: str | None, as_json: bool) -> None:
+        from neobert_hf.checkpoints.doctor import examine, report_lines
+
+        report = examine(source, base)
+        print(json.dumps(report) if as_json else "\n".join(report_lines(report)))
+        raise SystemExit(0 if report["is_clean"] else 1)
+
+    return run
+
+
+def convert(parser: Parser) -> Run:
+    """Convert a checkpoint in another layout, or a pickle, to the published layout.
+
+    neobert convert exported runs/model
+    neobert convert model_checkpoints/100000 runs/model --base chandar-lab/NeoBERT
+
+    The source is not changed, and no bit of its weights either. Pickles are read in a way that runs none of their code.
+    """
+    add = parser.add_argument
+    add("source", metavar="SRC", help="Checkpoint: folder or Hub id.")
+    add("out", metavar="DST", help="Folder to write, new or empty.")
+    add("--base", metavar="MODEL", help="Model with the config and the tokenizer, if SRC has none: folder or Hub id.")
+
+    def run(**options) -> None:
+        from neobert_hf.checkpoints.conversion import convert
+
+        print(json.dumps(convert(**options)))
+        _say_next("doctor", options["out"])
+
+    return run
+
+
+def export(parser: Parser) -> Run:
+    """Write a model for other runtimes: ONNX, OpenVINO, GGUF, EuroBERT.
+
+    neobert export runs/embeddings exported
+    neobert export chandar-lab/NeoBERT exported --task feature-extraction --int8
+    neobert export runs/classifier exported --to onnx openvino gguf --dtype q8_0
+    neobert export runs/embeddings exported --to eurobert
+
+    Each ONNX and OpenVINO file and EuroBERT is compared with torch. The folder appears only if all agree.
+    EuroBERT is the same network for transformers 5.3 and later, without code of this library.
+    """
+    add = parser.add_argument
+    add("source", metavar="SRC", help="Model with or without a head, or embedding model: folder or Hub id.")
+    add("out", metavar="OUT", help="Folder to write, new or empty.")
+    add("--to", nargs="+", choices=("onnx", "openvino", "gguf", "eurobert"), default=["onnx"], help="Formats to write.")
+    add("--int8", action="store_true", help="Also write ONNX and OpenVINO files in int8.")
+    add("--fp16", action="store_true", help="Also write an ONNX file in float16.")
+    add("--dtype", choices=("f32", "f16", "q8_0"), default="f32", help="Numbers of the GGUF file.")
+    text = "What to export: feature-extraction, fill-mask, text-classification, token-classification, sparse-encoder, "
+    text += "question-answering, multi-vector or sentence-similarity. Default: that for which the model was saved."
+    add("--task", metavar="TASK", help=text)
+
+    def run(**options) -> None:
+        from neobert_hf.export import export_model
+
+        report = export_model(**options)
+        print(json.dumps(report))
+        served = ("question-answering", "sentence-similarity", "text-classification", "token-classification")
+        if report["task"] in served and {"onnx", "openvino"} & {*options["to"]}:
+            _say_next("serve", options["out"])
+
+    return run
+
+
+def _run(command: str, run: Run, **options) -> None:
+    """Run a command without progress bars if there is no terminal; for embeddings, set the memory allocator and the threads."""
+    from transformers.utils import logging
+
+    if command in EMBEDDING:
+        from neobert_hf.runs import limit_threads, tune_allocator
+
+        tune_allocator()
+        limit_threads()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    run(**options)
+
+
+def _say_next(*words: str) -> None:
+    """Tell the command that may follow, on the standard error, because the standard output is JSON."""
+    from neobert_hf.files.messages import say_next
+
+    with redirect_stdout(sys.stderr):
+        say_next(("neobert", *words))
+
+
+COMMANDS = (embed, search, train_tokenizer, tokenize, verify_documents, doctor, convert, export)
+SCRIPTS = {  # with the first line of their help
+    "example-data": "Write the small files that the documentation uses.",
+    "finetune-classifier": "Train a model to give texts a class or a number.",
+    "finetune-tagger": "Train a model to tag words, such as names of people.",
+    "finetune-qa": "Train a model to find the answer in a text.",
+    "train-contrastive": "Train an embedding model, by pairs of texts.",
+    "train-reranker": "Train a model to order documents by a question.",
+    "pretrain-mlm": "Pretrain a model on text, by the paper's recipe.",
+    "adapt-vocabulary": "Give a model the vocabulary of a domain or language.",
+    "serve": "Answer requests over HTTP by a saved or exported model.",
+}
+# Commands whose packages the extra `embed` installs; what the others miss is first in another extra.
+EMBEDDING = ("embed", "search", "train-contrastive", "train-reranker")
+
+
+def make_parser() -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser of `neobert`, and those of its commands."""
+    completion = 'Completion in bash and zsh: eval "$(register-python-argcomplete neobert)"'
+    title = "NeoBERT in the Hugging Face ecosystem."
+    parser = Parser(prog="neobert", description=title, epilog=completion, formatter_class=HelpFormatter)
+    parser.add_argument("--version", action="version", version=f"neobert_hf {metadata.version('neobert_hf')}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    for command in COMMANDS:
+        name, text = command.__name__.replace("_", "-"), inspect.getdoc(command) or ""
+        title = text.partition("\n")[0]
+        subparser = commands.add_parser(name, help=title, description=text, formatter_class=HelpFormatter)
+        subparser.set_defaults(run=command(subparser))
+    arguments = json.loads(Path(__file__).parents[1].joinpath("neobert_hf", "options.json").read_text("utf-8"))
+    for name, title in SCRIPTS.items():  # for the list of commands and for completion
+        script = commands.add_parser(name, help=title, add_help=False)
+        script.add_argument("files", nargs="*")
+        for argument in arguments.get(f"examples/{name.replace('-', '_')}.py", ()):
+            script.add_argument(argument, nargs="+")
+    return parser, commands.choices
+
+
+def main() -> None:
+    """Entry point of `neobert`: status 2 for a wrong command line, 1 for another error that the user can correct."""
+    parser, commands = make_parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    command, run = _chosen(parser, commands)
+    try:
+        from neobert_hf.files.errors import run_command
+    except KeyboardInterrupt:  # the import takes seconds
+        raise SystemExit(130) from None
+    except ModuleNotFoundError as error:  # an environment of `pip install --no-deps`
+        message = f"{error}; install the package with its dependencies: pip install neobert_hf"
+        raise SystemExit(f"neobert {command}: {message}") from error
+    run_command(f"neobert {command}", run, extra="embed" if command in EMBEDDING else "")
+
+
+def _chosen(parser: Parser, commands: dict[str, Parser]) -> tuple[str, Run]:
+    """The command that the command line names, and the function to call."""
+    command, *words = sys.argv[1:] or [""]
+    if command in SCRIPTS:
+        sys.argv[:2] = [f"neobert {command}"]  # the name of the program in its help and errors
+        is_quiet = command == "example-data" or os.environ.get("RANK", "0") != "0"
+        if not is_quiet and not {"-h", "--help", "--help_all"}.intersection(words):
+            print(f"neobert {command}: loading the libraries", flush=True)  # which takes seconds
+        return command, lambda: import_module(f"neobert_hf.examples.{command.replace('-', '_')}").main()
+    if command not in commands:
+        if command[:1] not in ("", "-"):
+            parser.refuse("command", command, commands)
+        parser.parse_args()
+        parser.parse_args(["--help"])  # which ends, as the line before does unless there are no words
+    options = commands[command].parse_intermixed_args(words)  # a question may stand behind an option
+    return command, lambda: _run(command, **vars(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""sentence-transformers models on a NeoBERT: dense, sparse (SPLADE) and multi-vector (ColBERT).
+
+All modules are stock types, so a saved model loads without this package: with `trust_remote_code=True`, or after
+`import neobert_hf` without it. sentence-transformers is imported inside functions, since it is optional and slow to import.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from ..data.lengths import Truncation, beginning, fact_of_truncated
+from ..data.wordpiece import plain_tokenizer, tokenizer_hash
+from ..files.json_files import read_json
+from ..files.terminal import printable
+from ..model.configuration_neobert import NeoBERTConfig
+from .modules import check_modules_of, read_kind, read_modules
+from .trust import check_source, check_vocabulary, keep_known_settings
+
+logger = logging.get_logger(__name__)
+
+HEAD = "classes"  # in modules.json, the name of the last module of a classifier
+MOST_COUNTED = 5000  # inputs; tokenizing all texts of a large set takes minutes
+
+if TYPE_CHECKING:
+    from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+    from sentence_transformers.base.modules import Transformer
+
+
+def sentence_transformer(
+    model_name_or_path: str,
+    pooling: Literal["mean", "cls"] = "mean",
+    prompts: dict[str, str] | None = None,
+    normalize: bool = False,
+    include_prompt: bool = True,
+    max_seq_length: int | None = None,
+    model_kwargs: dict | None = None,
+) -> SentenceTransformer:
+    """Build an embedding model: a NeoBERT and pooling. The model removes padding on every device before it computes.
+
+    Args:
+        model_name_or_path: A NeoBERT with its tokenizer; a head is ignored.
+        pooling: "mean" of the token vectors, as in the paper (section 5.2), or "cls", the vector of the first token.
+        prompts: Texts before the input, by name; `encode(..., prompt_name=...)` chooses one. They are saved with the model.
+        normalize: Scale each embedding to length 1.
+        include_prompt: Whether the mean includes the tokens of the prompt, as in the paper's evaluation.
+        max_seq_length: Length in tokens at which texts are truncated; by default the maximum of tokenizer and model.
+        model_kwargs: Arguments of `from_pretrained`, such as `{"dtype": torch.bfloat16}` or `{"attn_implementation": ...}`.
+
+    Raises:
+        ValueError: `pooling` is unknown, `include_prompt` is False with "cls", or the model is not a NeoBERT.
+        OSError: The folder or the Hub holds no such model.
+    """
+    if pooling not in ("mean", "cls"):
+        raise ValueError(f"pooling={pooling!r} is not one of mean, cls")
+    if pooling == "cls" and not include_prompt:
+        raise ValueError("include_prompt=False is about a mean, and pooling='cls' has none; remove one of the two")
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
+    from .common_form import SentenceTransformer
+
+    transformer = _transformer(model_name_or_path, "feature-extraction", max_seq_length, model_kwargs)
+    _warn_of_other_modules(Path(model_name_or_path))
+    modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling, include_prompt)]
+    return SentenceTransformer(modules=[*modules, Normalize()] if normalize else modules, prompts=prompts)
+
+
+def _warn_of_other_modules(folder: Path) -> None:
+    """Warn of modules of a saved embedding model that `sentence_transformer` does not make."""
+    kinds = [kind.rpartition(".")[2] for _, kind in read_modules(folder)]
+    if left_out := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
+        names = printable(", ".join(left_out))
+        fact = f"{folder} is an embedding model with {names}, which sentence_transformer leaves out"
+        logger.warning(f"{fact}; SentenceTransformer opens all of its modules")
+
+
+def sparse_encoder(
+    model_name_or_path: str, max_seq_length: int | None = None, model_kwargs: dict | None = None
+) -> SparseEncoder:
+    """Build a SPLADE model (arXiv 2109.10086): the masked-LM head maps each text to weights over the vocabulary.
+
+    Plain `SparseEncoder(path)` does not recognize that the published architecture, `NeoBERTLMHead`, has this head.
+
+    Args:
+        model_name_or_path: A NeoBERT with a masked-LM head, and its tokenizer.
+        max_seq_length: As for `sentence_transformer`.
+        model_kwargs: As for `sentence_transformer`.
+
+    Raises:
+        ValueError: The model is not a NeoBERT.
+        OSError: The folder or the Hub holds no such model.
+    """
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+
+    transformer = _transformer(model_name_or_path, "fill-mask", max_seq_length, model_kwargs)
+    return SparseEncoder(modules=[transformer, SpladePooling("max")])
+
+
+def multi_vector_encoder(model: str | SentenceTransformer) -> MultiVectorEncoder:
+    """Build a late-interaction model (ColBERT, arXiv 2004.12832): a text becomes the vectors of its tokens, of length 1.
+
+    Plain `MultiVectorEncoder(path)` adds an untrained projection; this model uses the encoder's own token vectors. A score is the
+    mean over the tokens of the query.
+
+    Args:
+        model: A path to a NeoBERT with its tokenizer, or an embedding model, whose weights the result shares.
+
+    Raises:
+        ValueError: The path does not hold a NeoBERT.
+        OSError: The folder or the Hub holds no such model.
+    """
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.base.modules import Normalize
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+    transformer = _transformer(model, "feature-extraction", None, None) if isinstance(model, str) else model[0]
+    modules = [transformer, MultiVectorMask(), Normalize(module_input_name="token_embeddings")]
+    prompts = None if isinstance(model, str) else model.prompts
+    return MultiVectorEncoder(modules=modules, prompts=prompts, similarity_fn_name="meanmaxsim")
+
+
+def _transformer(path: str, task: str, max_seq_length: int | None, model_kwargs: dict | None) -> Transformer:
+    from sentence_transformers.base.modules import Transformer
+
+    check_source(path)
+    transformer = Transformer(path, transformer_task=task, max_seq_length=max_seq_length, model_kwargs=model_kwargs)
+    if (kind := transformer.config.model_type) != NeoBERTConfig.model_type:
+        raise ValueError(f"{path} has the model type {kind}, not neobert; choose a NeoBERT checkpoint")
+    adopt(transformer, path)
+    return transformer
+
+
+def adopt(module: torch.nn.Module, source: str | Path) -> None:
+    """Check the tokenizer of a model's first module; the module of a NeoBERT then saves no settings of unknown names.
+
+    Raises:
+        ValueError: The tokenizer is not that of the model.
+    """
+    config, tokenizer = getattr(module, "config", None), getattr(module, "tokenizer", None)
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        check_vocabulary(tokenizer, source, getattr(config, "vocab_size", None))
+    if isinstance(config, NeoBERTConfig):
+        keep_known_settings(config, source)
+        module.processor = keep_known_settings(tokenizer, source)  # one of images would save its own settings
+
+
+def open_embedding_model(name: str, revision: str | None = None, **options) -> SentenceTransformer:
+    """Open an embedding model, or a bare NeoBERT with mean pooling, as `SentenceTransformer(name)` does, with checks.
+
+    Args:
+        name: Folder or id on the Hub.
+        revision: Branch, tag or commit on the Hub.
+        options: Other arguments of `SentenceTransformer`.
+
+    Raises:
+        ValueError: As of `check_source`, `check_modules` and `adopt`; or the folder holds a SPLADE model, a multi-vector model or
+            a cross-encoder of sentence-transformers.
+        OSError: The folder or the Hub holds no such model.
+    """
+    from .common_form import SentenceTransformer
+
+    kind = check_modules_of(name, revision)
+    if kind not in (None, "SentenceTransformer"):
+        kind = printable(str(kind))
+        fault = f"{name} holds a {kind}, which gives no single vector for each text"
+        raise ValueError(f"{fault}; open it by sentence_transformers.{kind}, or choose one of SentenceTransformer")
+    model = SentenceTransformer(name, revision=revision, **options)
+    adopt(model[0], name)
+    return model
+
+
+def prompt_of(model: SentenceTransformer, *names: str | None) -> str:
+    """Return the prompt of the first name that the model knows, or its default one; `encode_query` has the name "query"."""
+    return model.prompts.get(next((name for name in names if name in model.prompts), model.default_prompt_name)) or ""
+
+
+def longest_input(model: SentenceTransformer | CrossEncoder) -> int | None:
+    """Return the number of tokens at which a model truncates a text; None if it reads all of them."""
+    longest = model.max_seq_length
+    return None if longest is None or math.isinf(longest) else int(longest)
+
+
+def what_is_read(model: SentenceTransformer | CrossEncoder, text: str) -> str:
+    """Return the part of a text that the tokenizer gets: all of it, but of a very long one only the beginning."""
+    longest = longest_input(model)
+    return text if longest is None else beginning(text, model.tokenizer, longest)
+
+
+def tokens_lost(tokenizer: PreTrainedTokenizerBase, longest: int, inputs: Sequence[str | tuple[str, str]]) -> list[int]:
+    """Return by how many tokens inputs are longer than a model reads, in any order; of a very long text, at least.
+
+    Args:
+        tokenizer: The tokenizer.
+        longest: Length in tokens at which it truncates.
+        inputs: Texts, prompts included, or pairs of texts.
+    """
+    rows = [(text,) if isinstance(text, str) else text for text in inputs]
+    # a token has at least a byte, and a pair has up to four special ones
+    if not (candidates := [row for row in rows if len("".join(row).encode()) > longest - 4]):
+        return [0] * len(rows)
+    whole = plain_tokenizer(tokenizer) if tokenizer.is_fast else tokenizer
+    lengths = [len(whole.encode(*(beginning(text, tokenizer, longest) for text in row))) for row in candidates]
+    return [max(length - longest, 0) for length in lengths] + [0] * (len(rows) - len(lengths))
+
+
+def warn_of_truncated(
+    model: SentenceTransformer | CrossEncoder, what: str, inputs: Sequence, truncation: Truncation = "warn"
+) -> None:
+    """Say in a line how many inputs are truncated, and how many tokens are lost; of very many, the longest are counted.
+
+    Args:
+        model: The model.
+        what: What the inputs are.
+        inputs: Texts, prompts included, or pairs of texts for a cross-encoder.
+        truncation: "warn"; "error", a ValueError in place of the line; or "off".
+    """
+    some = sorted(inputs, key=lambda text: len(text) if isinstance(text, str) else sum(map(len, text)))[-MOST_COUNTED:]
+    least, longest = "at least " * (len(some) < len(inputs)), longest_input(model) or sys.maxsize
+    lost = tokens_lost(model.tokenizer, longest, some) + [0] * (len(inputs) - len(some))
+    if fact := fact_of_truncated(lost, longest, truncation):
+        logger.warning(f"{printable(what)}: {least}{fact}; give shorter ones or max_seq_length")
+
+
+def role_of(folder: Path, config: PretrainedConfig) -> Literal["embedding", "classes", "score"] | None:
+    """Return what the model of a folder gives for a text; None for a model of transformers alone.
+
+    Args:
+        folder: The folder.
+        config: Config of its encoder, which gets the number of scores if a cross-encoder ends with a layer of its own.
+
+    Raises:
+        ValueError: A JSON file of the folder is damaged.
+    """
+    kind, modules = read_kind(folder), read_modules(folder)
+    file = folder / (modules[-1][0] if modules else "") / "config.json"
+    settings = read_json(file) if file.is_file() else {}
+    if kind == "CrossEncoder":
+        config.num_labels = settings.get("out_features", config.num_labels)
+        return "score" if config.num_labels == 1 else "classes"
+    if not modules:
+        return "embedding" if kind else None
+    names = [(each.get("name", ""), each["type"].rpartition(".")[2]) for each in read_json(folder / "modules.json")]
+    return "classes" if _is_head(names, settings, config) else "embedding"
+
+
+def has_head(model: SentenceTransformer) -> bool:
+    """Whether a model ends with a layer of classes, which are those of its config: `encode` returns their logits."""
+    modules = [(name, type(module).__name__) for name, module in model.named_children()]
+    return _is_head(modules, getattr(model[-1], "get_config_dict", dict)(), getattr(model[0], "config", None))
+
+
+def _is_head(modules: Sequence[tuple[str, str]], settings: Mapping, config: PretrainedConfig | None) -> bool:
+    """Whether the last module of a model is a layer of classes. Its name says it, which every save keeps.
+
+    Earlier versions of this library gave it a number. Then it is a Dense without activation behind a Normalize, with an output
+    for each class, and the classes have names of their own. An embedding model with such a Dense has the names LABEL_0, LABEL_1.
+
+    Args:
+        modules: Name and class of each module.
+        settings: Settings of the last module.
+        config: Config of the model.
+    """
+    (_, before), (name, kind) = [("", ""), *modules][-2:]
+    labels = list(config.id2label.values()) if config else []
+    is_plain = before == "Normalize" and settings.get("activation_function", "").endswith(".Identity")
+    is_older = name.isdecimal() and is_plain and labels != [f"LABEL_{i}" for i in range(len(labels))]
+    return kind == "Dense" and settings["out_features"] == len(labels) and (name == HEAD or is_older)
+
+
+def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
+    """Return a hash of everything that decides an embedding or a score, 16 hexadecimal digits.
+
+    It covers weights, modules, configuration, tokenizer, maximum length, dimension, similarity, the model's prompts and
+    `prompts`.
+    """
+    config = model[0].config.to_dict() if hasattr(model[0], "config") else {}  # a StaticEmbedding has none
+    settings = {
+        "modules": str(model),
+        "config": {name: config[name] for name in config.keys() - {"_name_or_path", "transformers_version"}},
+        "tokenizer": tokenizer_hash(model.tokenizer),
+        "length": model.max_seq_length,
+        "dimension": model.truncate_dim,
+        "similarity": str(model.similarity_fn_name),
+        "prompts": [dict(model.prompts), model.default_prompt_name, dict(prompts)],
+    }
+    return hash_of_weights(model, settings)
+
+
+def hash_of_weights(model: torch.nn.Module, settings: Mapping | None = None, dtype: torch.dtype | None = None) -> str:
+    """Return a hash of a module's weights, converted to `dtype`, and of settings of plain types, 16 hexadecimal digits."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        tensor = tensor.detach().to("cpu", dtype)
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]

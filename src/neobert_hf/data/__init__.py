@@ -1,0 +1,41 @@
+"""Rows of files, how much of a text a model reads, and the tokenizer of WordPiece."""
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
+
+# Rows need pyarrow (the extra `train`), so a name is imported when it is used.
+NAMES_OF = {
+    "lengths": (
+        "check_leaves_tokens",
+        "check_max_length",
+    ),
+    "rows": (
+        "read_lines",
+        "read_rows",
+        "read_text_column",
+        "read_texts",
+    ),
+    "wordpiece": (
+        "plain_tokenizer",
+        "tokenizer_hash",
+        "train_wordpiece",
+        "write_wordpiece",
+    ),
+}
+__getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
+
+if TYPE_CHECKING:  # the same names, for editors and type checkers
+    from .lengths import check_leaves_tokens as check_leaves_tokens, check_max_length as check_max_length
+    from .rows import (
+        read_lines as read_lines,
+        read_rows as read_rows,
+        read_text_column as read_text_column,
+        read_texts as read_texts,
+    )
+    from .wordpiece import (
+        plain_tokenizer as plain_tokenizer,
+        tokenizer_hash as tokenizer_hash,
+        train_wordpiece as train_wordpiece,
+        write_wordpiece as write_wordpiece,
+    )

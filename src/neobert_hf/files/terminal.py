@@ -1,0 +1,22 @@
+"""What of the text of somebody else may reach a terminal."""
+
+import re
+
+LINE_ENDS = re.compile(r"\r\n|[\t\n\v\f\r\x85\u2028\u2029]")
+# ECMA-48: ESC or one C1 character begins a sequence. A sequence without its end loses its beginning only, so no text is hidden.
+CONTROLS = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, the cursor, clearing the screen
+    r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x00-\x1f\x7f-\x9f]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS: titles, links, clipboard
+    r"|\x1b[ -/]*[0-~]"  # other escape sequences: reset, character sets
+    r"|[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"  # C0, DEL, C1, and bidi overrides
+)
+LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # of file names that are not UTF-8; some terminals get their raw bytes
+
+
+def printable(text: str) -> str:
+    """Return the text of somebody else as one line that cannot control a terminal or reorder what stands around it.
+
+    Control characters, escape sequences and bidi overrides are removed. A line end or a tab becomes a space, half of a
+    surrogate pair the character U+FFFD. All other characters stay.
+    """
+    return LONE_SURROGATES.sub("\ufffd", CONTROLS.sub("", LINE_ENDS.sub(" ", text)))
