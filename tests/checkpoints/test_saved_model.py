@@ -55,7 +55,7 @@ def two_sets(folder):
 DAMAGE = {  # what happens to the folder, and the words of the error
     "no head": (weights(lambda found: {k: v for k, v in found.items() if k.startswith("model.")}),
      "lacks classifier, dense in the shapes of config.json"),
-    "a block too few": (config(num_hidden_layers=1), "gives num_hidden_layers=1, but its weights have 2"),
+    "a block too few": (config(num_hidden_layers=1), "gives num_hidden_layers=1, but its weights have 3"),
     "another type": (config(model_type="bert"), "has the model_type 'bert', and its weights are those of a NeoBERT"),
     "two classes": (config(id2label={"0": "a", "1": "b"}, label2id={"a": 0, "b": 1}), "lacks classifier in the shapes"),
     "another width": (config(hidden_size=64, dim_head=None), "of the shape (96, 32), where config.json gives (96, 64)"),
@@ -124,8 +124,9 @@ def test_a_folder_says_what_it_holds(folder, sound, tmp_path):
     def kind_of(model):
         model.save_pretrained(str(tmp_path / "saved"))
         saved = SavedModel(tmp_path / "saved").check()
+        found = saved.kind, saved.library
         shutil.rmtree(tmp_path / "saved")
-        return saved.kind, saved.library
+        return found
 
     dense = neobert_hf.sentence_transformer(folder)
     assert kind_of(dense) == ("vector", "SentenceTransformer")
