@@ -10,7 +10,7 @@ The paper's training sets (examples/paper/embeddings/README.md):
     neobert train-contrastive --training_sets examples/paper/embeddings/sets.yaml \\
         --model_name_or_path chandar-lab/NeoBERT --output_dir runs/embeddings --mini_batch_size 32
 
-Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption.
+Rerun the command to resume exactly after an interruption.
 """
 
 import torch

@@ -99,7 +99,7 @@ def write_wordpiece(
     Raises:
         OSError: The folder is not empty, or a file cannot be written.
     """
-    with new_folder(Path(folder), hint="no tokenizer was written") as built:
+    with new_folder(Path(folder)) as built:
         tokenizer = train_wordpiece(texts, vocab_size, model_max_length)
         tokenizer.save_pretrained(built)
     return tokenizer

@@ -18,8 +18,8 @@ from transformers.hf_argparser import HfArg
 
 from ..data.rows import SHOWN, Fault, Faults, Rows, checked_text, read_rows, trimmed
 from ..files import messages
-from ..files.output import check_target
-from .predictions import PREDICTION, PREDICTION_COLUMNS, PREDICTION_FORMATS
+from ..files.output import check_file, check_is_no_input
+from .predictions import PREDICTION_COLUMNS, PREDICTION_FORMATS
 
 EXAMPLE_CHARACTERS = 300
 FEW_ROWS = 5  # a class with fewer training rows is reported
@@ -36,6 +36,7 @@ class LabelledDataArguments:
     )
     test_file: str = HfArg(default=None, help="The same for predictions; labels may be missing.")
     predictions_file: str = HfArg(default=None, help=".csv, .jsonl or .parquet. Default: in --output_dir.")
+    overwrite: bool = HfArg(default=False, help="Replace predictions and results of an earlier command.")
     dataset_name: str = HfArg(default=None, help="Dataset of the Hub, instead of files for training.")
     dataset_config: str = HfArg(default=None, help="Configuration of the dataset.")
     column_names: list[str] = HfArg(default=None, help="All columns of .csv or .tsv files without a line of names.")
@@ -57,7 +58,8 @@ class LabelledDataArguments:
             raise ValueError(f"predictions_file={self.predictions_file} has none of the suffixes {formats}; choose one")
         if self.predictions_file:  # before anything is trained
             read = (self.train_file, self.validation_file, self.test_file)
-            check_target(Path(self.predictions_file), PREDICTION, inputs=read, way_out="name another predictions_file")
+            check_is_no_input(Path(self.predictions_file), read)
+            check_file(Path(self.predictions_file), self.overwrite)
         if self.max_train_rows is not None and self.max_train_rows < 2:
             raise ValueError(f"max_train_rows={self.max_train_rows}; give 2 or more")
 

@@ -27,7 +27,6 @@ ARRAYS = ("items", "ends")
 LONG_DOCUMENTS = ("truncate", "chunk")
 BLOCK = 1 << 18  # documents that are placed together, as Python numbers
 OPEN_ORDER = 40  # bits of a row's key below its number of tokens
-RERUN_HINT = "the documents are unchanged: make room, and run the same again"
 
 
 class NothingToPack(ValueError):
@@ -274,10 +273,10 @@ def _write(folder, plan, made_from):
     for file in folder.glob("*.part"):  # of a process that was killed
         file.unlink()
     for name in ARRAYS:
-        with writing(folder / f"{name}.npy", RERUN_HINT) as file:
+        with writing(folder / f"{name}.npy") as file:
             np.save(file, getattr(plan, name))
     counts = {"num_pieces": plan.num_pieces, "num_tokens": plan.num_tokens}
-    write_json(folder / PLAN, made_from | counts, RERUN_HINT)
+    write_json(folder / PLAN, made_from | counts)
 
 
 def read_packing_plan(folder: str | Path) -> PackingPlan:

@@ -11,7 +11,6 @@ from transformers import Trainer
 from ..checkpoints.record import write_record
 from ..files.output import write_json, writing
 from ..runs import environment
-from ..runs.manifests import what_is_left
 from ..runs.resume import RECIPE, SUMMARY
 from .flops import num_elements, training_flops
 
@@ -43,10 +42,9 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict, record: dict) -> 
         "machine": {name: value for name, value in machine.items() if name != "versions"},
         "versions": machine["versions"] | {"neobert_hf": version("neobert_hf")},
     }
-    hint = what_is_left(folder)
-    with writing(folder / RECIPE, hint) as file:
+    with writing(folder / RECIPE) as file:
         file.write(as_yaml(record).encode())
-    write_json(folder / SUMMARY, summary, hint)
+    write_json(folder / SUMMARY, summary)
     plot_curves(log, folder / "training_curves.png")
     _write_record(trainer.args, summary, record)
     return summary

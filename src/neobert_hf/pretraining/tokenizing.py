@@ -4,7 +4,6 @@ datatrove runs the tasks, records which are complete, and writes token ids. Read
 leaves out a damaged line, and a file that is not UTF-8, with no more than a warning.
 """
 
-import errno
 import os
 import shutil
 import signal
@@ -27,7 +26,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ..data.wordpiece import plain_tokenizer, tokenizer_hash
 from ..files.json_files import read_json
-from ..files.output import FULL, file_hash, write_error, write_json, writing
+from ..files.output import check_folder, file_hash, saving, write_json, writing
 from ..runs.resume import LOCK, lock_run
 from .corpus import Corpus
 from .documents import ENDS_DTYPE, MANIFEST, Documents, is_whole, task_files
@@ -35,7 +34,6 @@ from .documents import ENDS_DTYPE, MANIFEST, Documents, is_whole, task_files
 EXECUTORS = {"local": LocalPipelineExecutor, "ray": RayPipelineExecutor}
 SETTINGS, TOKENIZER, RECORDS, LOGS = "settings.json", "tokenizer.json", "records", "logs"
 MIN_TASKS, MAX_TASKS = 8, 1000  # the default: several processes share a single file, and many files make few tasks
-RESUME_HINT = "the finished tasks are whole: make room, and run the same again to continue"
 
 
 def tokenize(
@@ -73,19 +71,14 @@ def tokenize(
         raise ValueError(f"executor={executor!r} is not one of {', '.join(EXECUTORS)}")
     folder = Path(folder).resolve()
     is_local, is_finished = executor == "local", (folder / MANIFEST).exists()  # a finished folder may be read-only
-    with lock_run(folder) if is_local and not is_finished else nullcontext():
-        try:
-            steps, tasks = tokenizing_tasks(corpus, tokenizer, folder, tasks, workers)
-            if steps:
-                logger.disable("datatrove")  # an error reaches the caller; the log would show it again
-                options = _local_options(workers, tasks) if is_local else {"workers": workers or -1}
-                with default_sigterm():
-                    EXECUTORS[executor](steps, tasks, logging_dir=str(folder / LOGS), **options).run()
-                write_manifest(folder)
-        except OSError as error:
-            if error.errno not in (*FULL, errno.EFBIG):
-                raise
-            raise write_error(error, folder, RESUME_HINT) from error
+    with lock_run(folder, SETTINGS) if is_local and not is_finished else nullcontext():
+        steps, tasks = tokenizing_tasks(corpus, tokenizer, folder, tasks, workers)
+        if steps:
+            logger.disable("datatrove")  # an error reaches the caller; the log would show it again
+            options = _local_options(workers, tasks) if is_local else {"workers": workers or -1}
+            with default_sigterm(), saving(folder):
+                EXECUTORS[executor](steps, tasks, logging_dir=str(folder / LOGS), **options).run()
+            write_manifest(folder)
     return Documents(folder)
 
 
@@ -134,12 +127,10 @@ def tokenizing_tasks(
         )
     if (folder / MANIFEST).exists():  # the folder may be read-only
         return [], settings["num_tasks"]
-    others = [file.name for file in folder.glob("*") if not file.name.endswith(".part") and file.name != LOCK]
-    if others and not begun:
-        raise ValueError(f"{folder} is not empty and holds no documents; choose another folder")
+    check_folder(folder, LOCK, SETTINGS)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / SETTINGS, settings, "no text was tokenized")
-    with writing(folder / TOKENIZER, "no text was tokenized") as file:
+    write_json(folder / SETTINGS, settings)
+    with writing(folder / TOKENIZER) as file:
         file.write(plain.to_str().encode())
     for mark in folder.glob(f"{LOGS}/completions/*"):
         if not _is_whole(folder, int(mark.name)):  # after a power failure
@@ -216,7 +207,7 @@ def write_record(folder: Path, task: int, token_size: int) -> None:
         "length_histogram": dict(zip(map(str, tops.tolist()), counts.tolist())),
     }
     (folder / RECORDS).mkdir(exist_ok=True)
-    write_json(_record(folder, task), record, RESUME_HINT)
+    write_json(_record(folder, task), record)
 
 
 def _record(folder, task):
@@ -261,4 +252,4 @@ def write_manifest(folder: Path, *_) -> None:
         "length_histogram": {str(top): histogram[top] for top in sorted(histogram)},
         "tasks": tasks,
     }
-    write_json(folder / MANIFEST, manifest, RESUME_HINT)
+    write_json(folder / MANIFEST, manifest)

@@ -22,7 +22,7 @@ from transformers.integrations import unset_hf_deepspeed_config
 
 from ..files.output import saving, writing
 from ..model.modeling_neobert import NeoBERTForMaskedLM
-from ..runs.manifests import STATE, CheckedCheckpoints, what_is_left
+from ..runs.manifests import STATE, CheckedCheckpoints
 from ..runs.resume import METRICS, last_complete_checkpoint
 from .flops import matrix_flops_per_s, training_flops
 from .optimizers import MakeOptimizer, Schedule, names_with_decay, trainable_parameters
@@ -130,7 +130,7 @@ class PretrainingTrainer(CheckedCheckpoints):
         super().log(logs, start_time)
         if self.is_world_process_zero():
             metrics = Path(self.args.output_dir, METRICS)
-            with saving(metrics, what_is_left(metrics.parent)), metrics.open("a", encoding="utf-8") as file:
+            with saving(metrics), metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(self.state.log_history[-1]) + "\n")
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:

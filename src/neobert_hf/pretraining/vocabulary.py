@@ -14,6 +14,7 @@ from ..data.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece
 from ..files.output import new_folder
 from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs.progress import without_bars
+from ..runs.resume import take_folder
 from .arguments import CorpusArguments, PretrainingArguments
 from .corpus import open_corpus
 
@@ -135,7 +136,7 @@ def write_adapted_model(
         if not is_same or not all(torch.equal(kept[name], value) for name, value in adapted.state_dict().items()):
             raise ValueError(f"{folder} holds another model or tokenizer; give another output_dir, or remove it")
         return str(folder)
-    with new_folder(folder, hint="no folder was written") as part:
+    with take_folder(folder.parent), new_folder(folder) as part:
         adapted.save_pretrained(part)
         new.save_pretrained(part)
         write_record(part, training, source=source, rows={}, settings={}, remark="The vocabulary is new.")
