@@ -17,8 +17,7 @@ from long_context import SCALINGS, compare_scalings, long_context_table, plot_lo
 from neobert_hf import tune_allocator
 from neobert_hf.data import read_text_column
 from neobert_hf.files import run_command
-from neobert_hf.runs import CommandParser
-from neobert_hf.runs.resume import lock_run
+from neobert_hf.runs import CommandParser, lock_run
 
 
 @dataclass

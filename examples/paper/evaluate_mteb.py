@@ -25,8 +25,7 @@ from transformers.hf_argparser import HfArg
 
 from neobert_hf import __version__, best_dtype
 from neobert_hf.embeddings import open_embedding_model
-from neobert_hf.runs import environment, run_script
-from neobert_hf.runs.resume import lock_run
+from neobert_hf.runs import environment, lock_run, run_script
 
 sys.path.append(str(Path(__file__).with_name("contextual")))  # its import registers contextual models
 from contextual_mteb import in_contexts
