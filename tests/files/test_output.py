@@ -1,4 +1,4 @@
-"""No file of somebody is replaced, files are written as a whole or not at all, write errors name the file, a folder has one writer."""
+"""No file of somebody is replaced, files are written as a whole or not at all, errors name them, a folder has one writer."""
 
 import hashlib
 import os
@@ -82,7 +82,7 @@ def written(folder, **files):
 def test_overwrite_removes_what_the_record_lists_and_refuses_a_folder_with_anything_else(tmp_path, name):
     folder = tmp_path / "folder"
     old = written(folder, config="old", more="old", **{"1_Pooling__config": "old"})
-    with pytest.raises(FileExistsError, match="folder holds 1_Pooling/config; .*, or give overwrite=True"):
+    with pytest.raises(FileExistsError, match=r"folder holds 1_Pooling/config; .*, or give overwrite=True"):
         check_folder(folder)
     with pytest.raises(KeyError), new_folder(folder, overwrite=True):
         raise KeyError
@@ -95,7 +95,7 @@ def test_overwrite_removes_what_the_record_lists_and_refuses_a_folder_with_anyth
         (folder / name).symlink_to("config") if name == "link" else (folder / name).write_text("years of work")
 
     for is_meanwhile in (True, False):
-        refusal = pytest.raises(FileExistsError, match=f"holds {name}; .* removes only what its training.json lists")
+        refusal = pytest.raises(FileExistsError, match=rf"holds {name}; .* removes only what its training\.json lists")
         with refusal, new_folder(folder, overwrite=True):
             assert is_meanwhile, "refused before the work"
             hold()

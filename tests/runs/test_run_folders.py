@@ -35,7 +35,9 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("name", ["config.json", "notes.txt", "1_Pooling/config.json", "checkpoint-500/model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "notes.txt", "1_Pooling/config.json", "checkpoint-500/model.safetensors"]
+)
 def test_a_folder_with_a_file_of_somebody_is_refused(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("of someone")
@@ -51,7 +53,10 @@ def test_a_run_that_was_killed_early_starts_again_and_a_finished_one_without_che
     with lock_run(folder):
         assert begin_or_resume(folder, RUN, "auto") is None is begin_or_resume(folder, RUN, None)
     (folder / "training.json").write_text("{}")
-    with lock_run(folder), pytest.raises(FileExistsError, match=r"holds training\.json of a training from which this run"):
+    with (
+        lock_run(folder),
+        pytest.raises(FileExistsError, match=r"holds training\.json of a training from which this run"),
+    ):
         begin_or_resume(folder, RUN, "auto")
 
 

@@ -205,6 +205,7 @@ def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: Re
     if training.device.type == "cpu" and platform.libc_ver()[0] == "glibc":
         tune_allocator()
     checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
+    begun_at = checkpoint and read_json_object(checkpoint / STATE)["global_step"]
     trainer = make_trainer(checkpoint)
     if training.bf16:
         say("bf16=True: matrix products in bf16, weights in float32")
@@ -215,6 +216,6 @@ def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: Re
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     finally:  # an error ends the training without `on_train_end`
         signals.restore_handlers()
-    if checkpoint and read_json_object(checkpoint / STATE)["global_step"] == trainer.state.global_step:
+    if trainer.state.global_step == begun_at:
         say(f"{training.output_dir} holds this training, which is finished; give another output_dir to train again")
     return trainer
