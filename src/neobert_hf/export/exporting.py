@@ -141,7 +141,7 @@ def _write_file(reference: Reference, file: Path, write: Callable[[Path], None],
     except (ValueError, OSError, ImportError, MemoryError):
         raise
     except Exception as error:  # onnx, ONNX Runtime and OpenVINO have no class for a full disk
-        raise OSError(f"{file.name} cannot be written ({error})") from error
+        raise OSError(f"{file.name} cannot be written ({' '.join(str(error).split())})") from error
     entry = {"bytes": sum(part.stat().st_size for part in file.parent.glob(f"{file.stem}.*"))}  # with weights beside it
     if file.suffix != ".gguf":
         return {**entry, **reference.check(file, open_graph(file)[1], kind)}
