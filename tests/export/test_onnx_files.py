@@ -460,7 +460,7 @@ def test_what_a_task_leaves_out_is_one_line(change, task, left_out, saved, token
         ({"to": ["openvino"], "fp16": True}, "fp16 is for onnx files"),
         ({"dtype": "q8_0"}, "dtype is for gguf files"),
         ({"to": ["gguf"], "dtype": "q4"}, "q4"),
-        ({"out": "."}, "choose another"),
+        ({"out": "."}, "choose a new or empty folder"),
     ],
 )
 def test_an_option_that_cannot_be_met_is_refused_before_anything_is_written(options, words, saved, tmp_path):

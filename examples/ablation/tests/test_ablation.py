@@ -131,8 +131,8 @@ def test_processes_of_a_launcher_divide_the_runs(common, tmp_path, monkeypatch):
     monkeypatch.setattr(
         module, "pretrain", lambda *args, run=module.pretrain, **kwargs: trained.append(args) or run(*args, **kwargs)
     )
+    (tmp_path / module.LOCK).touch()
     with module.filelock.FileLock(tmp_path / "a-1.lock"):
-        tmp_path.mkdir(exist_ok=True)
         assert ablate(plan, tmp_path) is None
     assert len(trained) == 1 and (tmp_path / "b-1/held_out.json").exists() and not (tmp_path / "a-1").exists()
     assert ablate(plan, tmp_path)["arms"]["b"]["interval"] == [0, 0]
