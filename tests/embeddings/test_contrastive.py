@@ -298,7 +298,7 @@ def test_without_validation_files_a_tenth_of_the_train_files_is_held_out_and_the
 
 def test_the_error_for_a_full_disk_at_the_last_save_is_one_line(command, tmp_path, monkeypatch):
     fill_disk_at_the_last_save(monkeypatch, ContrastiveTrainer, 1000)
-    with pytest.raises(SystemExit, match="File too large: .*/run/") as ended:
+    with pytest.raises(SystemExit, match=r"File too large: .*/run/") as ended:
         run_main(train_contrastive, *command(tmp_path / "run", max_steps=1, save_strategy="no"))
     assert "\n" not in ended.value.code
 
