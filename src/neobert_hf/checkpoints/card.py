@@ -136,15 +136,20 @@ def write_card(
         python=python,
         markdown=markdown,
     )
-    file, content = folder / CARD, str(card).encode()
+    _write(folder, str(card).encode(), overwrite)
+    if example:
+        say(f"{folder / CARD} shows a row of your data, {' | '.join(example)!r}; replace it if it must stay private")
+
+
+def _write(folder: Path, content: bytes, overwrite: bool) -> None:
+    """Write README.md, and list it if the folder has a list of files."""
+    file = folder / CARD
     is_same = file.is_file() and file.read_bytes() == content
     check_file(file, overwrite or is_same or is_generated(file))
     with writing(file) as handle:
         handle.write(content)
     if listed_files(folder):
         list_files(folder, [CARD])
-    if example:
-        say(f"{folder / CARD} shows a row of your data, {' | '.join(example)!r}; replace it if it must stay private")
 
 
 def plain(value: Any) -> Any:
