@@ -73,7 +73,7 @@ def test_a_single_path_is_one_file_or_folder(folder, tmp_path):
     source.parent.mkdir()
     source.write_text("\n".join(TEXTS))
     for path in (str(source), source.parent):
-        assert embed_files(path, str(tmp_path / "out.npy"), folder)["texts"] == 3
+        assert embed_files(path, str(tmp_path / "out.npy"), folder, overwrite=True)["texts"] == 3
         assert len(DocumentSearch(path, folder, cache=tmp_path / "cache").passages) == 1
     assert len(read_text_column(source, "text")) == 3
 

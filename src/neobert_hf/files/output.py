@@ -65,7 +65,8 @@ def check_file(file: Path, overwrite: bool = False) -> None:
     Raises:
         FileExistsError: The file exists, or a folder has its name.
     """
-    if os.path.lexists(file) and not (overwrite and file.is_file()):
+    place = file.parent.resolve() / file.name  # of "new/../file"
+    if os.path.lexists(place) and not (overwrite and place.is_file()):
         raise FileExistsError(f"{file} exists; name another file, or give overwrite to replace a file")
 
 
