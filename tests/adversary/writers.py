@@ -10,8 +10,8 @@ from pathlib import Path
 from adversary.machinery import EXPLAINED, RIGHT, Failed, Family
 from adversary.workbench import Workbench, files_of
 
-from neobert_hf.checkpoints import conversion as convert
 from neobert_hf.checkpoints import write_card
+from neobert_hf.checkpoints.conversion import convert
 from neobert_hf.data import write_wordpiece
 from neobert_hf.embeddings.vector_files import embed_files
 from neobert_hf.finetuning import Classifier, Tagger, write_predictions

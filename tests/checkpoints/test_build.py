@@ -15,7 +15,8 @@ from huggingface_hub import ModelCard
 from transformers import BertConfig
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
-from neobert_hf.checkpoints import build, verify, write_card
+from neobert_hf.checkpoints import write_card
+from neobert_hf.checkpoints.build import build
 from neobert_hf.checkpoints.record import GENERATED
 from neobert_hf.embeddings import open_embedding_model, sentence_transformer
 from neobert_hf.embeddings.reranking import open_reranker

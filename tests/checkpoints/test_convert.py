@@ -14,9 +14,8 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig
 
 from neobert_cli import commands as neobert_cli
-from neobert_hf.checkpoints import conversion as convert
 from neobert_hf.checkpoints import examine
-from neobert_hf.checkpoints.conversion import read_pickle
+from neobert_hf.checkpoints.conversion import convert, read_pickle
 from neobert_hf.checkpoints.layouts import read_checkpoint
 
 # What the fork's exporter writes into config.json, besides sizes.

@@ -29,7 +29,7 @@ def tickets(number=24):
 
 def run(script, *options):
     """Run a script of examples/, or a command of `neobert`."""
-    module = "neobert_cli" if script in ("embed", "search") else script
+    module = "neobert_cli.commands" if script in ("embed", "search") else script
     return run_main(importlib.import_module(module), *([script] if module != script else []), *options)
 
 
