@@ -1,7 +1,8 @@
-"""Rows and texts of files, each with its place (file and row), so that an error can name it.
+"""Rows and texts of files, each with its place (file and line), so that an error can name it.
 
 The `datasets` library and pandas guess the types of columns: a column of dates becomes timestamps, a number becomes a string.
-Their errors name neither the file nor the row. So pyarrow reads CSV, TSV and Parquet here, with texts only in CSV and TSV.
+Their errors name neither the file nor the line. So `csv`, `json` and pyarrow parse here. The parser of pyarrow for CSV is no
+choice: it joins rows without a word where a quotation mark is not closed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-import pyarrow.csv
 import pyarrow.parquet
 
 from ..files.terminal import LONE_SURROGATES
@@ -30,8 +30,7 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SAMPLES = ("line", "paragraph", "document")
 SHOWN = 10  # rows in a message
-BLOCK = 1 << 25  # bytes of CSV that are parsed at once; a longer row is an error of pyarrow
-ROWS_AT_ONCE = 1000  # of pyarrow, which become Python objects
+LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a C long has 32 bits on Windows
 # Of CSV, the rarest inside texts first; spreadsheets write semicolons where the comma separates decimals.
 SEPARATORS = ("\t", ";", ",")
 # Of TSV whose quotation marks enclose fields: a field in them, where a mark inside is doubled, and a row.
@@ -50,7 +49,7 @@ class Row:
     """A row of a file.
 
     Args:
-        place: Where it stands, such as "a.csv, row 3".
+        place: Where it stands, such as "a.csv, line 3".
         values: A dict of its columns; of JSON, whatever the line or the item of the list holds.
         fault: What is wrong with the row, or with its label; empty if nothing is.
         inputs: What a training takes of it beside the label; None if it has no text.
@@ -75,7 +74,7 @@ def read_rows(
 
     The first line of a CSV file decides whether commas, semicolons or tabs separate its fields. Between tabs, as in TSV,
     quotation marks enclose fields if the whole file is as pandas, R or Excel write it. Otherwise they are ordinary characters, as
-    in GLUE. Rows of CSV and TSV have numbers as in a spreadsheet: the names of the columns are row 1.
+    in GLUE.
 
     Args:
         file: JSON lines or one JSON list (.jsonl, .json), one JSON object on several lines (.json), CSV, TSV or Parquet. All but
@@ -86,12 +85,8 @@ def read_rows(
         is_strict: Raise ValueError for a row that cannot be read, such as one with another number of columns. Otherwise the row
             says its fault, and the next one follows.
 
-    Returns:
-        Rows.
-
     Raises:
-        ValueError: The file is not in the format of its suffix, the suffix is unknown, two columns have one name, or the line of
-            their names has a NUL character.
+        ValueError: The file is not in the format of its suffix, the suffix is unknown, or two columns have one name.
         OSError: The file cannot be read.
     """
     file = Path(file)
@@ -202,7 +197,7 @@ def _naming(file: str | Path) -> Iterator[None]:
     except UnicodeDecodeError as error:
         remedy = "save it as UTF-8, for example: iconv -f CP1252 -t UTF-8 FILE > NEW_FILE"
         raise ValueError(f"{file} is not {error.encoding} ({error}); {remedy}") from error
-    except (pyarrow.ArrowException, lzma.LZMAError, EOFError, OSError) as error:
+    except (pyarrow.ArrowException, csv.Error, lzma.LZMAError, EOFError, OSError) as error:
         if getattr(error, "errno", None):
             raise
         raise ValueError(f"{file} cannot be read; it is damaged, or its suffix is wrong: {error}") from error
@@ -273,7 +268,7 @@ def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[Row]:
         _check_names(file, names)
         chosen = [name for name in columns or () if name in names]
         number = 0
-        for batch in stored.iter_batches(ROWS_AT_ONCE, columns=chosen or None):
+        for batch in stored.iter_batches(1000, columns=chosen or None):
             for values in batch.to_pylist():
                 number += 1
                 yield Row(f"{file}, row {number}", values)
@@ -281,6 +276,7 @@ def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[Row]:
 
 def _separated_rows(file: Path, names: Sequence[str] | None, encoding: str | None) -> Iterator[Row]:
     """Rows of CSV and TSV; a blank line is no row, except that of an empty text in a single column."""
+    csv.field_size_limit(LONGEST_FIELD)  # of the whole process
     lines = _lines(file, encoding)
     start, first = next((line for line in lines if line[1].strip("\r\n")), (1, ""))
     if first.lower().startswith("sep="):  # Excel's line about the separator
@@ -288,58 +284,44 @@ def _separated_rows(file: Path, names: Sequence[str] | None, encoding: str | Non
     if not first:
         return
     separator = "\t" if suffix_of(file) == ".tsv" else _separator(first, names)
-    has_marks = separator != "\t" or _is_enclosing(file, first, encoding)
-    num_skipped = start - 1
+    quoting: Any = csv.QUOTE_MINIMAL
+    if separator == "\t" and not _is_enclosing(file, first, encoding):
+        quoting = csv.QUOTE_NONE
+    texts = itertools.chain([first], (line for _, line in lines))
+    rows = csv.reader(texts, delimiter=separator, quoting=quoting, strict=True)
     if names is None:
-        if "\0" in first:
-            raise ValueError(f"{file}, line {start} has NUL characters, as UTF-16 without its mark; save it as UTF-8")
-        quoting: Any = csv.QUOTE_MINIMAL if has_marks else csv.QUOTE_NONE
-        texts = (line for _, line in itertools.chain([(start, first)], lines))
-        header = csv.reader(texts, delimiter=separator, quoting=quoting)
-        names = [trimmed(name) for name in next(header)]
-        num_skipped += header.line_num
-        if next(lines, None) is None:  # pyarrow refuses a file without rows
-            return
+        names = [trimmed(name) for name in next(rows)]
     _check_names(file, names)
-    parse = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    if not has_marks:
-        parse.quote_char = False
-    yield from _parsed_rows(file, names, parse, num_skipped, encoding)
-
-
-def _parsed_rows(
-    file: Path, names: Sequence[str], parse: pyarrow.csv.ParseOptions, num_skipped: int, encoding: str | None
-) -> Iterator[Row]:
-    faults: dict[int, str] = {}  # by the number of the row
-
-    def note(row: pyarrow.csv.InvalidRow) -> str:
-        faults[row.number] = _fault_of(row, names, parse.delimiter)
-        return "skip"
-
-    parse.invalid_row_handler = note
-    parse.ignore_empty_lines = len(names) > 1
-    convert = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False)
-    with _opened(file) as stream:
-        read = pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK, column_names=names)
-        read.skip_rows = num_skipped
-        read.encoding = encoding or _encoding_of(stream)
-        number = num_skipped
-        for block in pyarrow.csv.open_csv(stream, read, parse, convert):
-            for batch in pyarrow.Table.from_batches([block]).to_batches(ROWS_AT_ONCE):
-                for values in batch.to_pylist():
-                    number += 1
-                    while number in faults:
-                        yield Row(f"{file}, row {number}", None, faults.pop(number))
-                        number += 1
-                    yield Row(f"{file}, row {number}", values)
-        for number, fault in faults.items():
-            yield Row(f"{file}, row {number}", None, fault)
-
-
-def _fault_of(row: pyarrow.csv.InvalidRow, names: Sequence[str], separator: str) -> str:
-    found = f"{row.actual_columns} columns in {len(row.text.splitlines())} lines"
     remedy = f"quote or replace each {separator!r} inside a text, and close each quotation mark"
-    return f"{found}, but {len(names)} columns have a name ({', '.join(names[:SHOWN])}); {remedy}"
+    for before, fields in _parsed(rows):
+        row = Row(f"{file}, line {start + before}", None)
+        lines_of_row = f"in {rows.line_num - before} lines"
+        if isinstance(fields, csv.Error):
+            row.fault = f"this is not CSV ({fields} {lines_of_row}); {remedy}"
+        elif len(fields) == len(names):
+            row.values = dict(zip(names, fields))
+        elif not fields and len(names) == 1:
+            row.values = {names[0]: ""}
+        elif not fields:
+            continue
+        else:
+            found = f"{len(fields)} columns {lines_of_row}, but {len(names)} columns have a name"
+            row.fault = f"{found} ({', '.join(names[:SHOWN])}); {remedy}"
+        yield row
+
+
+def _parsed(rows: Any) -> Iterator[tuple[int, list[str] | csv.Error]]:
+    """Rows of a reader of `csv`, and its errors in their places, each after the number of lines before it."""
+    while True:
+        before = rows.line_num
+        try:
+            fields = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield before, error
+        else:
+            yield before, fields
 
 
 def _is_enclosing(file: Path, first: str, encoding: str | None) -> bool:
