@@ -58,9 +58,9 @@ def test_numbers_choose_the_columns_of_conll(tmp_path):
     (tmp_path / "a.conll").write_text("1 Ada PROPN _\n2 codes VERB _\n\n1 Hi PROPN _\n")
     found = read(tmp_path / "a.conll", word_column="2", tag_column="3")
     assert pairs(found)[0] == [("Ada", "PROPN"), ("codes", "VERB")]
-    with pytest.raises(ValueError, match="column 7 of 4; choose an existing one"):
+    with pytest.raises(ValueError, match="numbers from 1 to 4, not 7"):
         read(tmp_path / "a.conll", tag_column="7")
-    with pytest.raises(ValueError, match="word_column and tag_column of a CoNLL file are numbers"):
+    with pytest.raises(ValueError, match="word_column and tag_column of CoNLL are numbers from 1 to 4, not tags"):
         read(tmp_path / "a.conll", tag_column="tags")
 
 

@@ -96,7 +96,7 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: An
     splits, hub_names = read_splits(arguments, _columns_of(arguments, kind), seed)
     if kind == "auto":
         kind = kind_of([row.label for row in splits["train"]])
-        settle(splits, lambda label: of_kind(label, kind))
+    settle(splits, lambda label: of_kind(label, kind))
     if arguments.problem_type in ("auto", REGRESSION):
         rows = itertools.chain(*splits.values())
         _warn_of_thousands([row.values.get(label_columns[0]) for row in rows])

@@ -229,26 +229,23 @@ def _conll_rows(file: str, arguments: TaggedWordArguments, names: tuple[str, str
     for is_sentence, group in groupby(parts, lambda part: bool(part[1]) and not part[1][0].startswith("-DOCSTART-")):
         if not is_sentence:
             continue
-        places, sentence = zip(*group)
-        values = {names[0]: [columns[word] for columns in sentence if len(columns) == num_columns]}
+        sentence = list(group)
+        bad = next((part for part in sentence if len(part[1]) != num_columns), None)
+        if bad:
+            yield Row(bad[0], None, f"{len(bad[1])} columns, but the first word has {num_columns}")
+            continue
+        values = {names[0]: [columns[word] for _, columns in sentence]}
         if num_columns > 1:
-            values[names[1]] = [columns[tag] for columns in sentence if len(columns) == num_columns]
-        row = Row(places[0], values)
-        for place, columns in zip(places, sentence):
-            if len(columns) != num_columns:
-                row = Row(place, values, f"{len(columns)} columns, but the first word has {num_columns}")
-                break
-        yield row
+            values[names[1]] = [columns[tag] for _, columns in sentence]
+        yield Row(sentence[0][0], values)
 
 
 def _number_of(name: str | None, file: str, num_columns: int, default: int) -> int:
     """The index of the column that an option names by its number from 1."""
     if not name:
         return default
-    if not name.isdecimal() or name == "0":
-        raise ValueError(f"{file}: word_column and tag_column of a CoNLL file are numbers, from 1")
-    if int(name) > num_columns:
-        raise ValueError(f"{file}: column {name} of {num_columns}; choose an existing one")
+    if name not in map(str, range(1, num_columns + 1)):
+        raise ValueError(f"{file}: word_column and tag_column of CoNLL are numbers from 1 to {num_columns}, not {name}")
     return int(name) - 1
 
 
