@@ -192,7 +192,7 @@ def test_all_faulty_rows_are_in_one_message_of_one_line(tmp_path):
     file = json_lines(tmp_path / "train.jsonl", [*rows(*"abababab"), *bad])
     with open(file, "a") as stream:
         stream.write("{broken\n")
-    pattern = r"^21 of 29 rows have faults: .*line 9: this row has no 'label'.*line 10: 'text' is empty"
+    pattern = r"^faults in 21 of 29 rows: .*line 9: this row has no 'label'.*line 10: 'text' is empty"
     with pytest.raises(ValueError, match=pattern) as caught:
         read_labelled_texts(LabelledTextArguments(train_file=file), 0, None)
     message = str(caught.value)

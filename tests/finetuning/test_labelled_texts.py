@@ -149,7 +149,7 @@ def test_a_missing_label_of_pandas_is_missing(tmp_path):
     pandas = pytest.importorskip("pandas", reason="datasets depends on it")
     frame = pandas.DataFrame({"text": ["one", "two", "three"], "label": [1, None, 0]})
     frame.to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"2 of 6 rows have faults: .*a\.parquet, row 2: the label is missing"):
+    with pytest.raises(ValueError, match=r"faults in 2 of 6 rows: .*a\.parquet, row 2: the label is missing"):
         read(str(tmp_path / "a.parquet"))
 
 
@@ -214,7 +214,7 @@ def test_one_filled_text_of_a_pair_is_enough_and_a_test_row_without_a_text_keeps
     assert found.test == ([*found.train[0], ("hi", "")], [*"abab", "a"])
     assert found.test_places == [0, 1, 2, 3, 6] and found.test_rows[4] == {"subject": " ", "id": 7}
     with pytest.raises(
-        ValueError, match=r"4 of 14 rows have faults: .*line 5: 'subject' and 'body' are empty; .*line 6: this r"
+        ValueError, match=r"faults in 4 of 14 rows: .*line 5: 'subject' and 'body' are empty; .*line 6: this r"
     ):
         read(columns["test_file"], text_columns=columns["text_columns"])
     (tmp_path / "test.jsonl").write_text('{"subject": "", "body": ""}\n')

@@ -113,7 +113,7 @@ def fact_of_truncated(lost: Sequence[int], num_texts: int, longest: int, truncat
     if not num_cut or truncation == "off":
         return ""
     # `beginning` counts a part of a text that is far longer
-    least = "at least " if max(lost) > longest else ""
+    least = "at least " * (max(lost) > longest)
     fact = f"{num_cut:,} of {num_texts:,} texts are truncated to {longest:,} tokens, and {least}{sum(lost):,} tokens are lost"
     if truncation == "error":
         raise ValueError(f"{fact}; split long texts, or choose warn as truncation")
@@ -137,8 +137,9 @@ def longest_text(model: PreTrainedModel) -> int | None:
 
     for name, module in model.named_modules():
         if name.endswith(("position_embeddings", "embed_positions")) and isinstance(module, nn.Embedding):
-            first = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there
-            return module.num_embeddings - first
+            if module.padding_idx is not None:  # RoBERTa counts from there
+                return module.num_embeddings - module.padding_idx - 1
+            return module.num_embeddings
     return None
 
 

@@ -58,8 +58,9 @@ def read_questions(arguments: LabelledDataArguments, seed: int) -> LabelledRows:
         move_to_validation(splits, {i for i, row in enumerate(rows) if row.inputs and row.inputs[1] in held_out})
     for row in splits.get("test", []):
         number = row.values.get("id")
-        number = row.place if number in (None, "") else str(number)
-        row.values = {"id": number, "question": row.values.get("question")}
+        if number in (None, ""):
+            number = row.place
+        row.values = {"id": str(number), "question": row.values.get("question")}
     return as_lists(arguments, splits)
 
 
@@ -124,16 +125,15 @@ def checked_answers(answers: Any, context: str) -> dict[str, list]:
 
 def _lists(answers: Any) -> tuple[list, list]:
     """Texts and starts, from a dict of two lists, from a list of answers, or from one answer."""
-    if not answers and isinstance(answers, dict):
-        return [], []
+    if isinstance(answers, dict) and isinstance(answers.get("text"), str):
+        answers = [answers]
     try:
-        if not isinstance(answers, dict):
-            texts = [answer["text"] for answer in answers]
-            starts = [answer["answer_start"] for answer in answers]
-        elif isinstance(answers["text"], str):
-            texts, starts = [answers["text"]], [answers["answer_start"]]
+        if isinstance(answers, dict):
+            lists = answers or {"text": [], "answer_start": []}
         else:
-            texts, starts = list(answers["text"]), list(answers["answer_start"])
+            lists = {name: [answer[name] for answer in answers] for name in ("text", "answer_start")}
+        texts = list(lists["text"])
+        starts = list(lists["answer_start"])
         if len(texts) == len(starts):
             return texts, [start.item() if isinstance(start, np.integer) else start for start in starts]
     except (KeyError, TypeError):

@@ -216,7 +216,9 @@ def _check_rows(rows: list[Row], columns: Columns, is_test: bool) -> None:
     of_labels = list(itertools.chain(*columns.labels))
     has_labels = not is_test or any(not is_missing(row.values.get(name)) for row in objects for name in of_labels)
     if objects:
-        wanted = columns.texts + columns.labels if has_labels else columns.texts
+        wanted = [*columns.texts]
+        if has_labels:
+            wanted += columns.labels
         _check_columns(objects, wanted, columns.remedy, is_test)
     for row in rows:
         if row.fault:
@@ -240,8 +242,8 @@ def _check_columns(rows: list[Row], wanted: list[tuple[str, ...]], remedy: str, 
         if not names.keys() & {*of_column}:
             lacking = f"no column {' or '.join(map(repr, of_column))} among {', '.join(names)}"
             raise ValueError(f"{place}: {lacking}; {remedy}")
-    for name in names if is_test else ():
-        if name in PREDICTION_COLUMNS or name.startswith("probability_"):
+    for name in names:
+        if is_test and (name in PREDICTION_COLUMNS or name.startswith("probability_")):
             raise ValueError(f"{place}: the column {name!r} has the name of what is predicted; rename it")
 
 
@@ -259,12 +261,11 @@ def _leave_out(splits: dict[str, list[Row]], skip: bool) -> None:
                 splits[split].append(row)
     if not faults:
         return
-    found = f"{len(faults)} of {num_rows} rows"
+    count = f"{len(faults)} of {num_rows} rows"
     shown = "; ".join(_first_of(faults))
     if not skip:
-        verb = "has a fault" if len(faults) == 1 else "have faults"
-        raise ValueError(f"{found} {verb}: {shown}; correct or remove them, or leave them out by skip_bad_rows")
-    messages.say(f"left out {found}: {shown}")
+        raise ValueError(f"faults in {count}: {shown}; correct or remove them, or leave them out by skip_bad_rows")
+    messages.say(f"left out {count}: {shown}")
 
 
 def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict[str, list[Row]], list[str]]:
@@ -327,7 +328,9 @@ def filled(texts: dict[str, Any]) -> list[str]:
 
 def listed(value: Any) -> Any:
     """Return a tuple or an array as a list, and any other value as it is."""
-    return list(value) if isinstance(value, tuple | np.ndarray) else value
+    if isinstance(value, tuple | np.ndarray):
+        return list(value)
+    return value
 
 
 def given_names(classes: Iterable[Any] | None) -> list[str]:
@@ -431,7 +434,9 @@ def labels_of(label: Any) -> list:
     """Return a label as a list, also if it is one class, a number, or missing."""
     if label is None:
         return []
-    return label if isinstance(label, list) else [label]
+    if isinstance(label, list):
+        return label
+    return [label]
 
 
 def settle(splits: dict[str, list[Row]], of_label: Callable[[Any], Any]) -> None:
@@ -511,4 +516,6 @@ def _columns_of(rows: list[Row]) -> tuple | None:
         return None
     inputs = map(list, zip(*(row.inputs or () for row in rows)))
     labels = [row.label for row in rows]
-    return (*inputs, None if all(label is None for label in labels) else labels)
+    if all(label is None for label in labels):
+        return (*inputs, None)
+    return (*inputs, labels)

@@ -193,7 +193,7 @@ def of_kind(label: Any, kind: str) -> Any:
     """Return a label as a number if the kind demands it, and another one as it is; the errors are those of `clean_label`."""
     is_list = isinstance(label, list)
     if kind not in ("auto", REGRESSION) and is_list != (kind == MULTI):
-        which = "a list" if is_list else "no list"
+        which = ("no list", "a list")[is_list]
         raise ValueError(f"the label {label!r:.80} is {which}; a label is a list if rows have several classes")
     if kind != REGRESSION:
         return label
@@ -266,8 +266,9 @@ def text_classes(texts: Sequence, labels: Sequence[str | list[str]], names: Sequ
             raise ValueError(f"the classes {first!r} and {name!r} are one number; write it in one way in all rows")
     found: dict[str, Counter] = defaultdict(Counter)
     for text, row in zip(texts, rows):
-        words = text.split() if isinstance(text, str) else " | ".join(text).split()
-        found[" ".join(words)][", ".join(row)] += 1
+        if not isinstance(text, str):
+            text = " | ".join(text)
+        found[" ".join(text.split())][", ".join(row)] += 1
     several = [f"{text!r:.60} {dict(counts)}" for text, counts in found.items() if len(counts) > 1]
     remedy = "give each text one label, or a list of its classes in one row"
     warn(f"texts with several labels ({len(several):,})", several, remedy)

@@ -71,9 +71,15 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Any = 
             the message names file and line. Or there is one tag only.
         OSError: A file cannot be read.
     """
-    names = [] if arguments.has_training else list(map(str, trained.classes_))
-    word_columns = (arguments.word_column,) if arguments.word_column else WORD_COLUMNS
-    tag_columns = (arguments.tag_column,) if arguments.tag_column else TAG_COLUMNS
+    names = []
+    if not arguments.has_training:
+        names = list(map(str, trained.classes_))
+    word_columns: tuple[str, ...] = WORD_COLUMNS
+    if arguments.word_column:
+        word_columns = (arguments.word_column,)
+    tag_columns: tuple[str, ...] = TAG_COLUMNS
+    if arguments.tag_column:
+        tag_columns = (arguments.tag_column,)
 
     columns = Columns(
         [word_columns],
@@ -174,7 +180,9 @@ def from_iob2(rows: Iterable[Sequence[str]], scheme: str) -> list[list[str]]:
         is_last = [*is_first[1:], True]
         tags = []
         for tag, ends in zip(row, zip(is_first, is_last)):
-            tags.append(tag if tag == "O" else letters[ends] + tag[1:])
+            if tag != "O":
+                tag = letters[ends] + tag[1:]
+            tags.append(tag)
         found.append(tags)
     return found
 
@@ -251,4 +259,6 @@ def _number_of(name: str | None, file: str, num_columns: int, default: int) -> i
 
 def _columns(line: str, separator: str) -> list[str]:
     """Columns of a line; none of an empty one."""
-    return re.split(separator, line.strip(" ")) if line.strip() else []
+    if not line.strip():
+        return []
+    return re.split(separator, line.strip(" "))
