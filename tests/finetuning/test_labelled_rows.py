@@ -127,8 +127,8 @@ def test_a_row_without_text_or_label_is_refused_with_its_line(tmp_path, row, mes
 UNUSABLE = [
     (rows("a", "b"), rows("a", "c"), r"dev\.jsonl, line 2: unknown class 'c'; the classes are a, b"),
     (rows("a", "a"), rows("a", "a"), "all training rows have the label 'a'"),
-    (rows("a"), None, r"train\.jsonl: 1 train rows; give at least 2"),
-    (rows("a", "b"), [], r"dev\.jsonl: 0 validation rows; give at least 2"),
+    (rows("a"), None, r"train\.jsonl: 1 train rows with a text; give at least 2"),
+    (rows("a", "b"), [], r"dev\.jsonl: 0 validation rows with a text; give at least 2"),
     (rows(*range(1, 31)), None, r"30 classes for 30 labels, such as '1' and '30'; .*3.5, .*problem_type=regression"),
 ]
 

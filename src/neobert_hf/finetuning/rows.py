@@ -176,7 +176,7 @@ def read_splits(
         Rows by split, and the names of the classes in the order of a ClassLabel of the Hub; none without one.
 
     Raises:
-        ValueError: Rows have faults; one message has the first ten with file and row. Or a split has too few rows, or no row has
+        ValueError: Rows have faults; one message has the first ten with file and line. Or a split has too few rows, or no row has
             a column.
         OSError: A file cannot be read.
     """
@@ -195,14 +195,10 @@ def read_splits(
     _leave_out(splits, arguments.skip_bad_rows)
     for split, rows in splits.items():
         needed = 1 if split == "test" else 2
-        if len(rows) < needed:
+        num_texts = sum(row.inputs is not None for row in rows)
+        if num_texts < needed:
             name = getattr(arguments, f"{split}_file") or arguments.dataset_name
-            raise ValueError(f"{name}: {len(rows)} {split} rows; give at least {needed}")
-        if all(row.inputs is None for row in rows):
-            texts = " or ".join(map(repr, itertools.chain(*columns.texts)))
-            raise ValueError(
-                f"{rows[0].place}: neither this row nor another one has a text in {texts}; name its column"
-            )
+            raise ValueError(f"{name}: {num_texts} {split} rows with a text; give at least {needed}")
     wanted = arguments.max_train_rows
     if "train" in splits and wanted and wanted < len(splits["train"]):
         chosen = np.random.default_rng(seed).choice(len(splits["train"]), wanted, replace=False)
