@@ -79,7 +79,7 @@ def test_a_training_file_of_one_column_is_refused(tmp_path):
 
 def test_a_line_with_another_number_of_columns_is_a_fault_with_its_line_and_can_be_skipped(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("Ada B-P\ncodes O\n\nHi O\nx\n\nBob B-P\n")
-    with pytest.raises(ValueError, match=r"2 of 6 rows .*a\.txt, line 5: 1 columns, but the first word has 2"):
+    with pytest.raises(ValueError, match=r"2 of 6 rows: .*a\.txt, line 5: 1 columns, but the first word has 2"):
         read(tmp_path / "a.txt")
     assert len(pairs(read(tmp_path / "a.txt", skip_bad_rows=True))) == 2
     assert "left out" in capsys.readouterr().out

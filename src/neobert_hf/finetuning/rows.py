@@ -151,8 +151,8 @@ class Columns:
         check_label: Function from a row and its inputs to the label, with the same errors.
     """
 
-    texts: list[tuple[str, ...]]
-    labels: list[tuple[str, ...]]
+    texts: Sequence[Sequence[str]]
+    labels: Sequence[Sequence[str]]
     remedy: str
     check: Callable[[dict], list]
     check_label: Callable[[dict, list], Any]
@@ -231,7 +231,7 @@ def _check_rows(rows: list[Row], columns: Columns, is_test: bool) -> None:
                 row.fault = str(error)
 
 
-def _check_columns(rows: list[Row], wanted: list[tuple[str, ...]], remedy: str, is_test: bool) -> None:
+def _check_columns(rows: list[Row], wanted: Sequence[Sequence[str]], remedy: str, is_test: bool) -> None:
     place = rows[0].place
     names = dict.fromkeys(itertools.chain(*(row.values for row in rows)))
     for of_column in wanted:
@@ -273,7 +273,7 @@ def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict[
     splits = {}
     for split in ("train", "validation"):
         if split in data:
-            splits[split] = [Row(f"{split}, row {number}", values) for number, values in enumerate(data[split], 1)]
+            splits[split] = [Row(f"{split}, row {number}", values) for number, values in enumerate(data[split])]
     features = data["train"].features
     column_of_labels = next((name for name in itertools.chain(*columns.labels) if name in features), None)
     feature = features.get(column_of_labels)
@@ -501,8 +501,10 @@ def as_lists(arguments: LabelledDataArguments, splits: dict[str, list[Row]], **m
     more["test_places"] = [i for i, row in enumerate(test) if row.inputs]
     start = f"{arguments.test_file}, "
     more["test_faults"] = [(row.place.removeprefix(start), row.fault) for row in test if row.fault]
-    parts = [_columns_of(splits.get(split, [])) for split in ("train", "validation", "test")]
-    return LabelledRows(*parts, [row.values for row in test], names, hub, arguments.dataset_config, **more)
+    train, validation = (_columns_of(splits.get(split, [])) for split in ("train", "validation"))
+    test_rows = [row.values for row in test]
+    config = arguments.dataset_config
+    return LabelledRows(train, validation, _columns_of(test), test_rows, names, hub, config, **more)
 
 
 def _columns_of(rows: list[Row]) -> tuple | None:
