@@ -10,11 +10,11 @@ import argparse
 import base64
 import json
 import shlex
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from socket import create_server, getaddrinfo
 from threading import Lock
@@ -30,6 +30,7 @@ from starlette.exceptions import HTTPException
 from tokenizers import Tokenizer
 
 from neobert_cli.parser import Parser
+from neobert_hf.data import fact_of_truncated, plain_tokenizer, tokens_lost
 from neobert_hf.export import OnnxModel
 from neobert_hf.files import run_command
 
@@ -118,34 +119,31 @@ class Server:
     what: str
     run: Callable[..., Any]
     tokenizer: Tokenizer | None = None
-    max_length: float = inf
+    max_length: int = sys.maxsize
     prompt: str = ""
     lock: Any = None
     truncation: str = "error"
 
     def __post_init__(self):
         if self.tokenizer:
-            self.tokenizer = Tokenizer.from_str(self.tokenizer.to_str())  # the model's own one cuts and pads
-            self.tokenizer.no_truncation()
-            self.tokenizer.no_padding()
+            self.tokenizer = plain_tokenizer(self.tokenizer)  # the model's own one cuts and pads
 
     def compute(self, inputs: list, request: TextsRequest) -> tuple[Any, int]:
         """Return what the model says of texts or pairs, and the number of tokens that it reads; status 400 for one too long."""
         texts = [self.prompt + each if isinstance(each, str) else (self.prompt + each[0], each[1]) for each in inputs]
-        lengths = [len(encoding.ids) for encoding in self.tokenizer.encode_batch(texts)] if self.tokenizer else []
-        lost = [max(length - self.max_length, 0) for length in lengths]
-        truncation = {None: self.truncation, True: "off", False: "error"}[request.truncate]
-        if any(lost) and truncation == "error":
-            number = lost.index(next(filter(None, lost)))
-            kind = "pair" if isinstance(inputs[number], tuple) else "text"
-            fact = f"the {kind} {number} has {lengths[number]} tokens, and the model reads {self.max_length}"
-            raise HTTPException(400, f"{fact}; split it, or send truncate=true")
-        if any(lost) and truncation == "warn":
-            fact = f"{sum(map(bool, lost)):,} of {len(lost):,} texts are truncated to {self.max_length:,} tokens"
-            print(f"{fact}, and {sum(lost):,} tokens are lost", flush=True)
+        num_tokens = 0
+        if self.tokenizer:
+            lost = tokens_lost(self.tokenizer, self.max_length, texts)
+            truncation = {None: self.truncation, True: "off", False: "error"}[request.truncate]
+            fact = fact_of_truncated(lost, len(texts), self.max_length, "off" if truncation == "off" else "warn")
+            if fact and truncation == "error":
+                raise HTTPException(400, f"{fact}; split long texts, or send truncate=true")
+            if fact:
+                print(fact, flush=True)
+            num_tokens = sum(map(len, self.tokenizer.encode_batch(texts))) - sum(lost)
         is_raw = getattr(request, "raw_scores", False)
         with self.lock or nullcontext():
-            return self.run(inputs, is_raw), sum(min(length, self.max_length) for length in lengths)
+            return self.run(inputs, is_raw), num_tokens
 
     def embeddings(self, request: EmbeddingsRequest) -> dict:
         """Vectors of length 1."""
@@ -311,7 +309,7 @@ def open_modules(folder: Path, config: Any, role: str, is_cross: bool) -> Server
         return [sorted(row, key=lambda found: -found["score"]) for row in rows]
 
     what = RERANKER if num_labels == 1 else CLASSIFIER
-    server = Server(folder, what, classify, model.tokenizer.backend_tokenizer, model.max_seq_length or inf)
+    server = Server(folder, what, classify, model.tokenizer.backend_tokenizer, model.max_seq_length or sys.maxsize)
     server.prompt = prompt_of(model)
     if role == "embedding":
         server.what, server.run = EMBEDDER, lambda texts, _: model.encode(texts, normalize_embeddings=True)

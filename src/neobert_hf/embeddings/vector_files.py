@@ -20,10 +20,16 @@ from ..checkpoints.embedding_models import (
     longest_input,
     open_embedding_model,
     prompt_of,
-    tokens_lost,
     what_is_read,
 )
-from ..data.lengths import Truncation, as_list, check_leaves_tokens, check_max_length, fact_of_truncated
+from ..data.lengths import (
+    Truncation,
+    as_list,
+    check_leaves_tokens,
+    check_max_length,
+    fact_of_truncated,
+    tokens_lost,
+)
 from ..data.rows import SUFFIXES, read_text_column
 from ..files.output import check_file, check_is_no_input, writing
 from ..model.machine_neobert import best_dtype
@@ -90,7 +96,7 @@ def embed_files(
         raise ValueError(f"max_length={max_length}, but this model reads texts of any length; leave out max_length")
     prompt, longest = prompt_of(encoder, prompt_name), longest_input(encoder) or sys.maxsize
     lost = tokens_lost(encoder.tokenizer, longest, [prompt + text for text in texts])
-    if fact := fact_of_truncated(lost, longest, truncation):
+    if fact := fact_of_truncated(lost, len(texts), longest, truncation):
         logger.warning(f"{fact}; split long texts")
     work = Path(f"{output}.vectors")
     options: dict[str, Any] = {"prompt_name": prompt_name, "normalize_embeddings": normalize}
