@@ -10,11 +10,11 @@ import argparse
 import base64
 import json
 import shlex
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from socket import create_server, getaddrinfo
 from threading import Lock
@@ -31,6 +31,7 @@ from tokenizers import Tokenizer
 
 from neobert_cli.parser import Parser
 from neobert_hf.checkpoints.saved_model import SavedModel
+from neobert_hf.data import fact_of_truncated, plain_tokenizer, tokens_lost
 from neobert_hf.export import OnnxModel
 from neobert_hf.files import run_command
 
@@ -119,34 +120,31 @@ class Server:
     what: str
     run: Callable[..., Any]
     tokenizer: Tokenizer | None = None
-    max_length: float = inf
+    max_length: int = sys.maxsize
     prompt: str = ""
     lock: Any = None
     truncation: str = "error"
 
     def __post_init__(self):
         if self.tokenizer:
-            self.tokenizer = Tokenizer.from_str(self.tokenizer.to_str())  # the model's own one cuts and pads
-            self.tokenizer.no_truncation()
-            self.tokenizer.no_padding()
+            self.tokenizer = plain_tokenizer(self.tokenizer)  # the model's own one cuts and pads
 
     def compute(self, inputs: list, request: TextsRequest) -> tuple[Any, int]:
         """Return what the model says of texts or pairs, and the number of tokens that it reads; status 400 for one too long."""
         texts = [self.prompt + each if isinstance(each, str) else (self.prompt + each[0], each[1]) for each in inputs]
-        lengths = [len(encoding.ids) for encoding in self.tokenizer.encode_batch(texts)] if self.tokenizer else []
-        lost = [max(length - self.max_length, 0) for length in lengths]
-        truncation = {None: self.truncation, True: "off", False: "error"}[request.truncate]
-        if any(lost) and truncation == "error":
-            number = lost.index(next(filter(None, lost)))
-            kind = "pair" if isinstance(inputs[number], tuple) else "text"
-            fact = f"the {kind} {number} has {lengths[number]} tokens, and the model reads {self.max_length}"
-            raise HTTPException(400, f"{fact}; split it, or send truncate=true")
-        if any(lost) and truncation == "warn":
-            fact = f"{sum(map(bool, lost)):,} of {len(lost):,} texts are truncated to {self.max_length:,} tokens"
-            print(f"{fact}, and {sum(lost):,} tokens are lost", flush=True)
+        num_tokens = 0
+        if self.tokenizer:
+            lost = tokens_lost(self.tokenizer, self.max_length, texts)
+            truncation = {None: self.truncation, True: "off", False: "error"}[request.truncate]
+            fact = fact_of_truncated(lost, len(texts), self.max_length, "off" if truncation == "off" else "warn")
+            if fact and truncation == "error":
+                raise HTTPException(400, f"{fact}; split long texts, or send truncate=true")
+            if fact:
+                print(fact, flush=True)
+            num_tokens = sum(map(len, self.tokenizer.encode_batch(texts))) - sum(lost)
         is_raw = getattr(request, "raw_scores", False)
         with self.lock or nullcontext():
-            return self.run(inputs, is_raw), sum(min(length, self.max_length) for length in lengths)
+            return self.run(inputs, is_raw), num_tokens
 
     def embeddings(self, request: EmbeddingsRequest) -> dict:
         """Vectors of length 1."""
@@ -323,7 +321,7 @@ def open_modules(saved: SavedModel, what: str) -> Server:
 
     run = embed if what == EMBEDDER else classify
     tokenizer = model.tokenizer.backend_tokenizer
-    return Server(saved.folder, what, run, tokenizer, model.max_seq_length or inf, prompt_of(model))
+    return Server(saved.folder, what, run, tokenizer, model.max_seq_length or sys.maxsize, prompt_of(model))
 
 
 def open_head(saved: SavedModel, what: str) -> Server:

@@ -200,7 +200,7 @@ def test_train_tokenizer_writes_what_train_wordpiece_gives(tmp_path):
     ("content", "changes", "line"),
     [
         ("a b", ("--vocab_size", 6), "vocab_size=6 is out of bounds; choose "),
-        ("a b", ("--output_dir", "."), ". exists and holds a.txt; choose another folder"),
+        ("a b", ("--output_dir", "."), ". holds a.txt; choose a new or empty folder"),
         ("a b", ("--files", "none.txt"), "none.txt does not exist or is not a file"),
         ("", (), "a.txt holds no document; give a source with text"),
         ("\x01\x02", (), "the texts hold no word"),

@@ -48,6 +48,7 @@ def embed(parser: Parser) -> Run:
     add("--normalize", action="store_true", help="Scale each embedding to length 1.")
     add("--max_length", type=int, metavar="INT", help="Longest text in tokens. Default: what the model reads.")
     add("--truncation", choices=("warn", "error", "off"), default="warn", help="What is done about longer texts.")
+    add("--overwrite", action="store_true", help="Replace the output of an earlier command.")
     add("--batch_size", type=int, default=64, metavar="INT", help="Number of texts in a batch of the model.")
     parser.epilog = "An output .npy holds the embeddings; .jsonl and .parquet hold the columns text and embedding."
 

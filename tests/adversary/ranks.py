@@ -59,9 +59,7 @@ def case(_, about, rng: random.Random, folder: Path, shared: dict) -> str:
     check_no_partial_file_counts_as_complete("pretraining", out, reference)
     if outcome.status and "SIGKILL" not in outcome.errors:
         raise Failed(f"bug: the error does not name the killed process: {outcome.message}")
-    outcome = fork_case(on_two(bench, out, resume_from_checkpoint="last"), folder / "resumed")
-    if outcome.status and "start without resume_from_checkpoint" in outcome.errors:
-        outcome = fork_case(on_two(bench, out), folder / "again")
+    outcome = fork_case(on_two(bench, out), folder / "again")
     if outcome.status:
         raise Failed(f"cannot resume: the next run ended with status {outcome.status}: {outcome.message}")
     check_result("pretraining", out, reference)

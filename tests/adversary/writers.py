@@ -13,7 +13,6 @@ from adversary.workbench import Workbench, files_of
 from neobert_hf.checkpoints import convert, write_card
 from neobert_hf.data import write_wordpiece
 from neobert_hf.embeddings.vector_files import embed_files
-from neobert_hf.files.output import WRITTEN
 from neobert_hf.finetuning import Classifier, Tagger, write_predictions
 
 TEXTS, LABELS = ["open a file", "sort the list", "read a line", "order all words"] * 3, ["open", "sort"] * 6
@@ -79,12 +78,10 @@ def over_mine(rng: random.Random, folder: Path, shared: dict) -> str:
         "job": job.save,
     }
     name = rng.choice([*writers])
-    place, write, way = folder / "out" / name, writers[name], rng.choice(("content", "link", "again", "changed"))
+    place, write, way = folder / "out" / name, writers[name], rng.choice(("content", "link", "again"))
     place.parent.mkdir()
-    if way in ("again", "changed"):  # a file may be written again, unless somebody changed it
+    if way == "again":
         write(place)
-        if way == "changed" and place.is_file():
-            place.write_bytes(place.read_bytes() + b"mine")
     elif "." in name:
         (folder / "mine").write_text("years of work")
         place.symlink_to(folder / "mine") if way == "link" else shutil.copy(folder / "mine", place)
@@ -96,13 +93,6 @@ def over_mine(rng: random.Random, folder: Path, shared: dict) -> str:
         if way == "link":
             place.symlink_to(target)
     before = files_of(folder)
-    if way == "again" and "." in name:
-        write(place)
-        if {file: content for file, content in files_of(folder).items() if not file.endswith(WRITTEN)} != {
-            file: content for file, content in before.items() if not file.endswith(WRITTEN)
-        }:
-            raise Failed("the same command wrote another file")
-        return RIGHT
     refused(lambda: write(place), folder, before)
     return EXPLAINED
 

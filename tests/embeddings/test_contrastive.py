@@ -248,16 +248,16 @@ def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_
     assert not (tmp_path / "part/model.safetensors").exists()
     others = {"temperature": 0.1, "warmup_steps": 3, "optim": "sgd", "optim_args": "amsgrad=True"}
     for name, value in others.items():  # another run is refused
-        other = command(tmp_path / "part", resume_from_checkpoint="last", **{name: value})
+        other = command(tmp_path / "part", **{name: value})
         with pytest.raises(ValueError, match=name):
             run_main(train_contrastive, *other)
     large = tmp_path / "large.jsonl"
     content = large.read_text()
     large.write_text(content.replace("fox", "dog"))  # other texts under the same names, as many as before
     with pytest.raises(ValueError, match="belongs to another run: sha256 was"):
-        run_main(train_contrastive, *command(tmp_path / "part", resume_from_checkpoint="last"))
+        run_main(train_contrastive, *command(tmp_path / "part"))
     large.write_text(content)
-    run_main(train_contrastive, *command(tmp_path / "part", resume_from_checkpoint="last"))
+    run_main(train_contrastive, *command(tmp_path / "part"))
     assert losses_of(tmp_path / "part") == whole
     records = [record_of(tmp_path / name) for name in ("part", "whole")]
     assert records[0] == records[1] and records[0]["scores"][0]["before"] != records[0]["scores"][0]["metrics"]
@@ -265,8 +265,10 @@ def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_
     (tmp_path / "part/checkpoint-8/scheduler.pt").unlink()
     for step in (3, 4, 12):
         shutil.rmtree(tmp_path / f"part/checkpoint-{step}")
-    with pytest.raises(FileNotFoundError, match="part holds no complete checkpoint"):
-        run_main(train_contrastive, *command(tmp_path / "part", resume_from_checkpoint="last"))
+    with pytest.raises(
+        FileExistsError, match="part holds checkpoint-8 of a training from which this run cannot resume"
+    ):
+        run_main(train_contrastive, *command(tmp_path / "part"))
     with lock_run(tmp_path / "part"), pytest.raises(ValueError, match="another process writes to"):
         run_main(train_contrastive, *command(tmp_path / "part"))
 
@@ -296,7 +298,7 @@ def test_without_validation_files_a_tenth_of_the_train_files_is_held_out_and_the
 
 def test_the_error_for_a_full_disk_at_the_last_save_is_one_line(command, tmp_path, monkeypatch):
     fill_disk_at_the_last_save(monkeypatch, ContrastiveTrainer, 1000)
-    with pytest.raises(SystemExit, match=r"run could not be written; .*run holds no complete checkpoint") as ended:
+    with pytest.raises(SystemExit, match=r"File too large: .*/run/") as ended:
         run_main(train_contrastive, *command(tmp_path / "run", max_steps=1, save_strategy="no"))
     assert "\n" not in ended.value.code
 

@@ -90,6 +90,7 @@ def test_the_card_of_a_model_on_the_hub_names_it_as_the_base(published, tmp_path
     from huggingface_hub import ModelCard
 
     export_model(published, tmp_path / "twin", to="eurobert")
+    (tmp_path / "twin/README.md").unlink()
     saved = SavedModel(published)
     saved.source = "org/name"
     write_card_of_twin(saved, tmp_path / "twin")

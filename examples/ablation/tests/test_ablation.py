@@ -117,9 +117,10 @@ def test_the_example_writes_a_table_a_plot_and_figures_and_stops_early_where_the
     table = (tmp_path / "runs/ablation.md").read_text()
     assert "| slow" in table and "95 %: seeds" in table and "rows and masks" in table and table.count("baseline") == 1
     assert (tmp_path / "runs/ablation.png").stat().st_size > 10_000
-    (tmp_path / "runs/ablation.md").write_text("my words")
-    with pytest.raises(SystemExit, match=r"ablation\.md exists, and its content is not of an earlier ablate\.py"):
-        run_main(example, "--arms", file, "--output_dir", tmp_path / "runs", "--stop_early")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/ablation.md").write_text("my words")
+    with pytest.raises(SystemExit, match=r"mine holds ablation\.md; choose a new or empty folder"):
+        run_main(example, "--arms", file, "--output_dir", tmp_path / "mine", "--stop_early")
 
 
 def test_processes_of_a_launcher_divide_the_runs(common, tmp_path, monkeypatch):
@@ -130,8 +131,8 @@ def test_processes_of_a_launcher_divide_the_runs(common, tmp_path, monkeypatch):
     monkeypatch.setattr(
         module, "pretrain", lambda *args, run=module.pretrain, **kwargs: trained.append(args) or run(*args, **kwargs)
     )
+    (tmp_path / module.LOCK).touch()
     with module.filelock.FileLock(tmp_path / "a-1.lock"):
-        tmp_path.mkdir(exist_ok=True)
         assert ablate(plan, tmp_path) is None
     assert len(trained) == 1 and (tmp_path / "b-1/held_out.json").exists() and not (tmp_path / "a-1").exists()
     assert ablate(plan, tmp_path)["arms"]["b"]["interval"] == [0, 0]

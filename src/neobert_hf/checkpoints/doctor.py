@@ -19,7 +19,7 @@ import yaml
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from ..data.wordpiece import plain_tokenizer
+from ..data.lengths import plain_tokenizer
 from ..files.errors import one_line
 from ..files.terminal import printable
 from ..model import configuration_neobert

@@ -14,15 +14,6 @@ from ..files.json_files import read_json
 DATA_FILES = ("*.json", "*.txt", "*.safetensors", "*.jinja", "*.model")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model")
 CODE = Path(__file__).resolve().parents[1] / "model"  # in a clone, the mini model has links to this code
-# What a saved model consists of, as patterns, also in the folders of its modules.
-MODEL_FILES = (
-    *("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json"),
-    "model-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors",
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt"),
-    *("vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
-    *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "router_config.json"),
-    *("wordembedding_config.json", "README.md", *sorted(file.name for file in CODE.glob("*_neobert.py"))),
-)
 # Settings whose values sentence-transformers imports and calls, and the names of its own code, torch's and transformers' (words).
 MODULES, ACTIVATIONS = r"sentence_transformers(\.\w+)+", r"\w*|torch\.nn(\.\w+)+|sentence_transformers(\.\w+)+"
 NAMES = {

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -98,12 +97,6 @@ class Kept:
                 raise
             logger.warning_once(printable(f"{error}; the next call embeds again"))
         self.is_new, self.saved = False, time.monotonic()
-
-
-def is_kept(file: Path) -> bool:
-    """Return whether a file begins as those of `Kept` do, even if the rest is damaged."""
-    with file.open("rb") as handle:
-        return re.fullmatch(b"[0-9a-f]{64}\n", handle.read(65)) is not None
 
 
 def _texts(documents: dict) -> list[str]:

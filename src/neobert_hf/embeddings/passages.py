@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..checkpoints.embedding_models import prompt_of
-from ..data.lengths import as_list
+from ..data.lengths import as_list, plain_tokenizer
 from ..data.rows import COMPRESSIONS, read_lines, read_texts
 from ..data.rows import SUFFIXES as ROWS
-from ..data.wordpiece import plain_tokenizer
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -23,6 +23,7 @@ from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.embedding_models import warn_of_truncated
 from ..checkpoints.saved_model import SavedModel
 from ..checkpoints.tokenizer import keep_known_settings
+from ..data.lengths import DEFAULT_LENGTH
 from ..files.messages import say
 from ..runs import ResumeArguments, default_learning_rate
 from ..runs.progress import without_bars
@@ -72,7 +73,7 @@ def open_reranker(name: str, max_seq_length: int | None = None) -> CrossEncoder:
     with without_bars(is_head_new=True):
         model = CrossEncoder(name, num_labels=1, model_kwargs=options)
     model[0].processor = keep_known_settings(model.tokenizer, name)
-    model.max_seq_length = max_seq_length or min(model.max_seq_length, 512)
+    model.max_seq_length = max_seq_length or min(model.max_seq_length, DEFAULT_LENGTH)
     return model
 
 

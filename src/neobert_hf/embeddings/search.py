@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.embedding_models import fingerprint, longest_input, prompt_of, warn_of_truncated
-from ..data.lengths import Truncation, as_list
+from ..data.lengths import DEFAULT_LENGTH, Truncation, as_list
 from ..files.errors import one_line
 from ..files.terminal import printable
 from .kept import Kept
@@ -26,7 +26,6 @@ from .vector_files import open_for_inference
 
 CACHE = Path(HF_HOME) / "neobert_hf" / "search"  # may be deleted at any time
 # Tokens of a passage, if the model reads more: one vector of a long text says little about each of its parts.
-LONGEST = 512
 WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")  # read_csv has two; Hindi writes vowels as marks
 WORD_WEIGHT = 0.4
 LEAST_SHARE = 0.2  # so that "wait for a while" does not find every text with "a"
@@ -104,7 +103,7 @@ class DocumentSearch:
             raise ValueError(f"{error}; --encoding takes a name that Python knows, such as cp1252") from error
         files, self.skipped = find_files(paths := as_list(paths), is_document, as_list(include), as_list(exclude))
         self.encoder = open_for_inference(model, max_length)
-        longest = max_length or min(longest_input(self.encoder) or LONGEST, LONGEST)
+        longest = max_length or min(longest_input(self.encoder) or DEFAULT_LENGTH, DEFAULT_LENGTH)
         reader = PassageReader(self.encoder, longest, text_column)
         identity = f"{fingerprint(self.encoder, {})}-{reader.capacity}"
         kept = Kept(Path(cache or CACHE, identity), f"search {identity}")

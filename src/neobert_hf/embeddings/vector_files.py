@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -21,21 +20,26 @@ from ..checkpoints.embedding_models import (
     longest_input,
     open_embedding_model,
     prompt_of,
-    tokens_lost,
     what_is_read,
 )
-from ..data.lengths import Truncation, as_list, check_leaves_tokens, check_max_length, fact_of_truncated
+from ..data.lengths import (
+    Truncation,
+    as_list,
+    check_leaves_tokens,
+    check_max_length,
+    fact_of_truncated,
+    tokens_lost,
+)
 from ..data.rows import SUFFIXES, read_text_column
-from ..files.output import check_target, writing
+from ..files.output import check_file, check_is_no_input, writing
 from ..model.machine_neobert import best_dtype
-from .kept import Kept, is_kept
+from .kept import Kept
 from .passages import find_files
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 OUTPUTS = (".npy", ".jsonl", ".parquet")
-WRITER = "neobert embed"
 
 
 def embed_files(
@@ -48,6 +52,7 @@ def embed_files(
     max_length: int | None = None,
     batch_size: int = 64,
     truncation: Truncation = "warn",
+    overwrite: bool = False,
 ) -> dict:
     """Embed the texts of files, and write the embeddings to a file.
 
@@ -66,6 +71,7 @@ def embed_files(
         batch_size: Number of texts in a batch of the model.
         truncation: What becomes of texts that are longer: "warn" counts them in a warning, "error" refuses them before anything
             is embedded, "off" allows them.
+        overwrite: Replace the output, and an OUTPUT.vectors that is not of this model.
 
     Returns:
         The output, the number of files that were read and that were skipped in folders, the number of texts, their dimension,
@@ -73,7 +79,7 @@ def embed_files(
 
     Raises:
         ValueError: The output has another ending, a text is not valid or refused, or the model cannot be opened.
-        FileExistsError: The output is an input, or a file that an earlier call has not written.
+        FileExistsError: The output exists, or is an input.
         OSError: A file cannot be read, or the output cannot be written.
     """
     suffixes, target = (".txt", *SUFFIXES), Path(output)
@@ -82,20 +88,21 @@ def embed_files(
         raise ValueError(f"{', '.join(files)}: no file ends in {', '.join(suffixes)}; choose files of texts")
     if target.suffix not in OUTPUTS:
         raise ValueError(f"output={output} ends in none of {', '.join(OUTPUTS)}; choose one of them")
-    check_target(target, WRITER, inputs=found, way_out="name another output, or move this file away")
+    check_is_no_input(target, found)
+    check_file(target, overwrite)
     texts = [text for _, text in read_text_column(found, text_column)]
     encoder = open_for_inference(model, max_length)
     if max_length is not None and longest_input(encoder) is None:
         raise ValueError(f"max_length={max_length}, but this model reads texts of any length; leave out max_length")
     prompt, longest = prompt_of(encoder, prompt_name), longest_input(encoder) or sys.maxsize
     lost = tokens_lost(encoder.tokenizer, longest, [prompt + text for text in texts])
-    if fact := fact_of_truncated(lost, longest, truncation):
+    if fact := fact_of_truncated(lost, len(texts), longest, truncation):
         logger.warning(f"{fact}; split long texts")
     work = Path(f"{output}.vectors")
-    if os.path.lexists(work) and not (work.is_file() and is_kept(work)):
-        raise FileExistsError(f"{work} exists and holds no vectors of an earlier {WRITER}; move it away")
     options: dict[str, Any] = {"prompt_name": prompt_name, "normalize_embeddings": normalize}
     kept = Kept(work, f"embed {fingerprint(encoder, {})} {options}")
+    if not kept.documents:  # it is not of this model
+        check_file(work, overwrite)
     kept.passages(hashlib.sha256(json.dumps(texts).encode()).hexdigest(), partial(enumerate, texts))
     target.parent.mkdir(parents=True, exist_ok=True)
     kept.save(is_required=True)  # an error comes before the work
@@ -106,7 +113,7 @@ def embed_files(
 
     try:
         vectors = kept.vectors(texts, encode)
-        with writing(target, writer=WRITER) as handle:
+        with writing(target) as handle:
             _write(handle, target.suffix, texts, vectors)
     except BaseException:  # Ctrl-C too
         kept.save()

@@ -15,7 +15,7 @@ from transformers.utils import logging
 from ..checkpoints.eurobert import open_twin, save_twin, twin_config, write_card_of_twin
 from ..checkpoints.network import AUTO_CLASS_OF
 from ..checkpoints.saved_model import SETTINGS, WEIGHTS
-from ..files.output import check_target, new_folder, write_json, writing
+from ..files.output import check_folder, new_folder, write_json, writing
 from ..files.terminal import quiet
 from ..model.modeling_neobert import AUTO_CLASSES
 from .graphs import EMBEDDING, LOADING, MULTI_VECTOR, TASKS, EmbeddingGraph, Graph, SearchGraph, load_graph
@@ -65,7 +65,7 @@ def export_model(
         ImportError: A package is missing.
     """
     formats = _check_formats(to, int8, fp16, dtype)
-    check_target(Path(out))
+    check_folder(Path(out))
     graph = load_graph(source, task)
     if formats == {"eurobert"}:
         twin_config(graph.model, graph.task, graph.tokenizer)  # an error if it has no such twin
@@ -142,7 +142,7 @@ def _write_file(reference: Reference, file: Path, write: Callable[[Path], None],
     except (ValueError, OSError, ImportError, MemoryError):
         raise
     except Exception as error:  # onnx, ONNX Runtime and OpenVINO have no class for a full disk
-        raise OSError(f"{file.name} is damaged ({' '.join(str(error).split())}; is the disk full?)") from error
+        raise OSError(f"{file.name} cannot be written ({' '.join(str(error).split())})") from error
     entry = {"bytes": sum(part.stat().st_size for part in file.parent.glob(f"{file.stem}.*"))}  # with weights beside it
     if file.suffix != ".gguf":
         return {**entry, **reference.check(file, open_graph(file)[1], kind)}

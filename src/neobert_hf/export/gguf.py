@@ -54,7 +54,7 @@ def write_gguf(graph: Graph, file: Path, dtype: str = "f32") -> None:
         stored = "f32" if array.ndim == 1 else "f16" if dtype == "q8_0" and array.shape[1] % BLOCK else dtype
         kind = gguf.GGMLQuantizationType[stored.upper()]
         writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
-    with saving(file, "nothing of it can be used"):
+    with saving(file):
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -17,7 +17,7 @@ from tokenizers import Encoding, Tokenizer
 
 from ..checkpoints.saved_model import SavedModel, read_object
 from ..checkpoints.trust import check_vocabulary
-from ..data.lengths import Truncation, fact_of_truncated
+from ..data.lengths import Truncation, fact_of_truncated, plain_tokenizer, tokens_lost
 from ..finetuning.entities import EntityFinder
 from ..finetuning.spans import MAX_ANSWER_TOKENS, best_answers
 from ..finetuning.tags import MARKS
@@ -80,6 +80,7 @@ class OnnxModel:
 
     def _open_tokenizer(self) -> Tokenizer:
         """Return the tokenizer, which cuts and pads as the settings of the folder say."""
+        self._whole: Tokenizer | None = None
         with _reading(self.folder / "tokenizer.json"):
             tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
         settings = read_object(self.folder / "tokenizer_config.json")
@@ -109,18 +110,22 @@ class OnnxModel:
             TypeError: An element is no text.
             ValueError: A text is too long, and `truncation` is "error".
         """
-        encodings = self.tokenizer.encode_batch(_texts_of(texts))
-        self._tell_truncated([*map(_num_lost, encodings)], truncation)
-        return self._compute(encodings)
+        found = _texts_of(texts)
+        self._tell_truncated(found, truncation)
+        return self._compute(self.tokenizer.encode_batch(found))
 
     def _compute(self, encodings: Sequence[Encoding]) -> Arrays:
         ids = np.array([encoding.ids for encoding in encodings], dtype=np.int64)
         mask = np.array([encoding.attention_mask for encoding in encodings], dtype=np.int64)
         return self._run({"input_ids": ids, "attention_mask": mask})
 
-    def _tell_truncated(self, lost: list[int], truncation: Truncation, stacklevel: int = 3) -> None:
-        """Warn, at the line of the caller, of truncated texts; `lost` has the number of lost tokens of each text."""
-        if fact := fact_of_truncated(lost, self.max_length, truncation, is_exact=True):
+    def _tell_truncated(self, texts: Sequence[Text], truncation: Truncation, stacklevel: int = 3) -> None:
+        """Warn of truncated texts, at the line of the caller."""
+        if self._whole is None:
+            self._whole = plain_tokenizer(self.tokenizer)
+        lost = tokens_lost(self._whole, self.max_length, texts)
+        fact = fact_of_truncated(lost, len(texts), self.max_length, truncation)
+        if fact:
             warnings.warn(f"{fact}; split long texts", stacklevel=stacklevel)
 
     def _read_output(
@@ -133,21 +138,14 @@ class OnnxModel:
                 f"{self.folder} has the outputs {has}, and not {name}; encode, encode_sparse and encode_multi_vector need a "
                 "model of their kind, predict a head, and a call of the model returns all outputs"
             )
+        self._tell_truncated(texts, truncation, 4)  # before anything is computed
         order = sorted(range(len(texts)), key=lambda number: -len("".join(texts[number])))
-        results, lost = {}, []
-        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-
-        def encode(numbers: list[int]) -> list[Encoding]:
-            return self.tokenizer.encode_batch([texts[number] for number in numbers])
-
-        if truncation == "error":  # before anything is computed
-            self._tell_truncated([each for numbers in batches for each in map(_num_lost, encode(numbers))], truncation)
-        for numbers in batches:
-            encodings = encode(numbers)
-            lost += map(_num_lost, encodings)
+        results = {}
+        for start in range(0, len(order), batch_size):
+            numbers = order[start : start + batch_size]
+            encodings = self.tokenizer.encode_batch([texts[number] for number in numbers])
             for number, encoding, row in zip(numbers, encodings, self._compute(encodings)[name]):
                 results[number] = read(texts[number], encoding, row) if read else row
-        self._tell_truncated(lost, truncation, 4)
         return [results[number] for number in range(len(texts))]
 
     def encode(
@@ -314,7 +312,7 @@ class OnnxModel:
             ValueError: The model is of another kind, a text has not one mask, or it is refused because of its length.
             TypeError: An element is no text.
         """
-        fact_of_truncated([], self.max_length, truncation)  # an error if it is no such word
+        fact_of_truncated([], 0, self.max_length, truncation)  # an error if it is no such word
         found = _texts_of(texts)
         if self.saved.kind == "tags":
             entities = self._find_entities(found, batch_size)
@@ -394,16 +392,6 @@ class OnnxModel:
 def _texts_of(texts: Text | Iterable[Text]) -> list[Text]:
     """Return a text, a pair, or several of them as a list; a dict, as pipelines take it, is one element, which is no text."""
     return [texts] if isinstance(texts, str | tuple | dict) else list(texts)  # type: ignore[list-item]  # the dict
-
-
-def _num_lost(encoding: Encoding) -> int:
-    """The number of tokens that were cut. The pieces of a pair repeat parts of both texts, and all repeat special tokens."""
-    parts = set()
-    for piece in (encoding, *cut) if (cut := encoding.overflowing) else ():
-        columns = zip(piece.sequence_ids, piece.type_ids, piece.offsets, piece.special_tokens_mask)
-        places = [(text or kind, offsets) for text, kind, offsets, is_special in columns if not is_special]
-        parts |= {tuple(place for place in places if place[0] == text) for text in (0, 1)}
-    return sum(map(len, parts)) - encoding.special_tokens_mask.count(0) if parts else 0
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
