@@ -35,8 +35,8 @@ class Parser(argparse.ArgumentParser):
     shown_help = "`{} --help`"
     words: Sequence[str] = ()  # of the command line
 
-    def __init__(self, *args, formatter_class: Any = HelpFormatter, **kwargs):
-        super().__init__(*args, formatter_class=formatter_class, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **{"formatter_class": HelpFormatter} | kwargs)
 
     def parse_known_args(self, args=None, namespace=None):
         """As argparse's; an empty argument is an error."""

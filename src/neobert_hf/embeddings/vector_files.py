@@ -85,9 +85,8 @@ def embed_files(
     check_target(target, WRITER, inputs=found, way_out="name another output, or move this file away")
     texts = [text for _, text in read_text_column(found, text_column)]
     encoder = open_for_inference(model, max_length)
-    if max_length is not None and longest_input(encoder) is None:
-        raise ValueError(f"max_length={max_length}, but this model reads texts of any length; leave out max_length")
-    prompt, longest = prompt_of(encoder, prompt_name), longest_input(encoder) or sys.maxsize
+    prompt = prompt_of(encoder, prompt_name)
+    longest = longest_input(encoder) or sys.maxsize
     lost = tokens_lost(encoder.tokenizer, longest, [prompt + text for text in texts])
     if fact := fact_of_truncated(lost, longest, truncation):
         logger.warning(f"{fact}; split long texts")
@@ -133,12 +132,13 @@ def open_for_inference(model: str, max_length: int | None = None) -> SentenceTra
     """
     from sentence_transformers.util import get_device_name
 
-    # The mini model is stored in bf16, although its config declares float32.
-    dtype = best_dtype(get_device_name())
-    options: dict[str, Any] = {"model_kwargs": {"dtype": dtype}} if model == MINI_MODEL_PATH else {}
+    options: dict[str, Any] = {}
+    if model == MINI_MODEL_PATH:
+        # It is stored in bf16, although its config declares float32.
+        options["model_kwargs"] = {"dtype": best_dtype(get_device_name())}
     try:
         encoder = open_embedding_model(model, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # that of the Hub does not name the model
         raise ValueError(f"model={model} cannot be opened ({error}); give an existing folder or a Hub id") from error
     if max_length is not None and longest_input(encoder) is not None:
         check_leaves_tokens(max_length, "max_length")
