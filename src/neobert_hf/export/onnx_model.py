@@ -424,7 +424,7 @@ def _with_prompt(prompt: str, text: Text) -> Text:
     """Put a prompt before a text, or before the first text of a pair."""
     if isinstance(text, str):
         return prompt + text
-    return prompt + text[0], text[1]
+    return (prompt + text[0], *text[1:])  # the tokenizer refuses three texts
 
 
 def _prompted(texts: Texts, prompt: str | None) -> list[str]:
