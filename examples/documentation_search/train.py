@@ -40,7 +40,7 @@ from transformers import AutoTokenizer, HfArgumentParser, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, tune_allocator
 from neobert_hf.embeddings import ContrastiveTrainingArguments, pairs_evaluator, set_sampling
-from neobert_hf.runs.resume import begin_or_resume, lock_run
+from neobert_hf.runs import begin_or_resume, lock_run
 
 HERE = Path(__file__).parent
 MAX_POSITIONS = 512  # of a new model; training uses the first max_seq_length

@@ -41,7 +41,7 @@ from neobert_hf.embeddings import (
 )
 from neobert_hf.embeddings import train_contrastive as train_on_pairs
 from neobert_hf.embeddings.contrastive import SizeExponentBatchSampler
-from neobert_hf.runs.resume import lock_run
+from neobert_hf.runs import lock_run
 
 SIZES = (6400, 1600, 100)
 

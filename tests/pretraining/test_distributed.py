@@ -27,7 +27,7 @@ from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.model import blocks_neobert
 from neobert_hf.model.rotary_neobert import Rotary, split_and_rotate
 from neobert_hf.pretraining.trainer import keep_float32
-from neobert_hf.runs.resume import lock_run
+from neobert_hf.runs import lock_run
 
 OPTIONS = dict(max_steps=20, save_steps=10)
 MUON = dict(optimizer="muon", schedule="wsd", mask_rate=[0.3, 0.15, 0.05])

@@ -18,7 +18,7 @@ from neobert_hf.pretraining.packing import MixedRows
 from neobert_hf.pretraining.recipes import RECIPES
 from neobert_hf.pretraining.trainer import PretrainingTrainer
 from neobert_hf.pretraining.training import build_model
-from neobert_hf.runs.resume import last_complete_checkpoint
+from neobert_hf.runs import last_complete_checkpoint
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from pretraining_runs import command, entries_of, run, start, wait_for_steps
 from safetensors import SafetensorError
 
 from neobert_hf.pretraining.trainer import PretrainingTrainer
-from neobert_hf.runs import manifests
-from neobert_hf.runs.resume import last_complete_checkpoint
+from neobert_hf.runs import last_complete_checkpoint, manifests
 
 
 @pytest.mark.slow
