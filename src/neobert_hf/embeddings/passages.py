@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..checkpoints.embedding_models import prompt_of
-from ..data.lengths import as_list
 from ..data.rows import COMPRESSIONS, read_lines, read_texts
 from ..data.rows import SUFFIXES as ROWS
 from ..data.wordpiece import plain_tokenizer
@@ -60,7 +59,7 @@ def find_files(
     """
     files = {}
     skipped = Counter()
-    for path in map(Path, as_list(paths)):
+    for path in map(Path, paths):
         matches = [path] if os.path.lexists(path) else _matches(path)
         if not matches:
             raise FileNotFoundError(errno.ENOENT, "No such file or folder", str(path))
@@ -100,8 +99,7 @@ def _files_of_folder(folder: Path, skipped: Counter) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         skipped["links to folders"] += sum(os.path.islink(os.path.join(root, name)) for name in folders)
         for file in sorted(Path(root, name) for name in names if not name.startswith(".")):
-            # the reader names a file that has vanished, or that nobody may look at
-            if os.path.isfile(file) or not os.path.lexists(file):
+            if os.path.isfile(file):
                 yield file
             else:
                 skipped["pipes and broken links"] += 1

@@ -31,7 +31,6 @@ WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")  # read_csv has two; Hindi writes vo
 WORD_WEIGHT = 0.4
 LEAST_SHARE = 0.2  # so that "wait for a while" does not find every text with "a"
 CHUNK = 1 << 16  # passages that are compared with a question at once
-READINGS = 3  # of a file that is changing
 SHOWN = 3  # lines of a kind in the summary
 
 
@@ -184,19 +183,18 @@ def passages_of(file: Path, encoding: str | None, reader: PassageReader, kept: K
     """Return the encoding of a file, and its passages: those kept for its content, or else new ones of the same content.
 
     Raises:
-        ValueError: The file changes each time that it is read; or as of `PassageReader.read`.
+        ValueError: The file changes while it is read; or as of `PassageReader.read`.
         OSError: The file cannot be read.
     """
-    for _ in range(READINGS):
-        content = file.read_bytes()
-        used = encoding or guessed_encoding(file, content)
-        rules = f"{file.suffix} {reader.text_column} {used or ''}{NOT_TEXT.pattern}{JOINED.pattern}\n"
-        key = hashlib.sha256(rules.encode() + content).hexdigest()
-        passages = kept.passages(key, partial(reader.read, file, used))
-        if file.read_bytes() == content:
-            return used, passages
+    content = file.read_bytes()
+    used = encoding or guessed_encoding(file, content)
+    rules = f"{file.suffix} {reader.text_column} {used or ''}{NOT_TEXT.pattern}{JOINED.pattern}\n"
+    key = hashlib.sha256(rules.encode() + content).hexdigest()
+    passages = kept.passages(key, partial(reader.read, file, used))
+    if file.read_bytes() != content:
         del kept.documents[key]  # they may be those of another content
-    raise ValueError(f"{file} changes while it is read; search again when nothing writes to it")
+        raise ValueError(f"{file} changes while it is read; search again when nothing writes to it")
+    return used, passages
 
 
 def words_of(text: str) -> list[str]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from .passages import find_files
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+INPUTS = (".txt", *SUFFIXES)
 OUTPUTS = (".npy", ".jsonl", ".parquet")
 WRITER = "neobert embed"
 
@@ -76,10 +78,8 @@ def embed_files(
         FileExistsError: The output is an input, or a file that an earlier call has not written.
         OSError: A file cannot be read, or the output cannot be written.
     """
-    suffixes, target = (".txt", *SUFFIXES), Path(output)
-    found, skipped = find_files(files := as_list(files), lambda file: file.suffix.lower() in suffixes)
-    if not found:
-        raise ValueError(f"{', '.join(files)}: no file ends in {', '.join(suffixes)}; choose files of texts")
+    found, skipped = _find(files)
+    target = Path(output)
     if target.suffix not in OUTPUTS:
         raise ValueError(f"output={output} ends in none of {', '.join(OUTPUTS)}; choose one of them")
     check_target(target, WRITER, inputs=found, way_out="name another output, or move this file away")
@@ -93,15 +93,15 @@ def embed_files(
     work = Path(f"{output}.vectors")
     if os.path.lexists(work) and not (work.is_file() and is_kept(work)):
         raise FileExistsError(f"{work} exists and holds no vectors of an earlier {WRITER}; move it away")
-    options: dict[str, Any] = {"prompt_name": prompt_name, "normalize_embeddings": normalize}
+    options = {"prompt_name": prompt_name, "normalize_embeddings": normalize}
     kept = Kept(work, f"embed {fingerprint(encoder, {})} {options}")
     kept.passages(hashlib.sha256(json.dumps(texts).encode()).hexdigest(), partial(enumerate, texts))
     target.parent.mkdir(parents=True, exist_ok=True)
     kept.save(is_required=True)  # an error comes before the work
-    options |= {"batch_size": batch_size, "show_progress_bar": False}
 
     def encode(block: list[str]) -> np.ndarray:
-        return encoder.encode([what_is_read(encoder, text) for text in block], **options)
+        read = [what_is_read(encoder, text) for text in block]
+        return encoder.encode(read, batch_size=batch_size, show_progress_bar=False, **options)
 
     try:
         vectors = kept.vectors(texts, encode)
@@ -120,6 +120,15 @@ def embed_files(
         "max_seq_length": longest_input(encoder),
         "truncated": sum(map(bool, lost)),
     }
+
+
+def _find(files: str | Sequence[str]) -> tuple[dict[Path, bool], Counter]:
+    """The files of texts, as of `find_files`."""
+    paths = as_list(files)
+    found, skipped = find_files(paths, lambda file: file.suffix.lower() in INPUTS)
+    if not found:
+        raise ValueError(f"{', '.join(paths)}: no file ends in {', '.join(INPUTS)}; choose files of texts")
+    return found, skipped
 
 
 def open_for_inference(model: str, max_length: int | None = None) -> SentenceTransformer:

@@ -65,9 +65,8 @@ class OnnxModel:
             raise ValueError(f"runtime={runtime!r} has no dtype={dtype!r}; {choices}")
         self.folder, graph = Path(folder), FILES[runtime][dtype]
         if not (self.folder / graph).is_file():
-            option = {"int8": " --int8", "fp16": " --fp16"}.get(dtype, "")
-            command = f"neobert export MODEL OUT --to {Path(graph).parent}{option}"
-            raise FileNotFoundError(f"{self.folder} has no file {graph}; write it: {command}")
+            options = "whose options --to, --int8 and --fp16 choose the files"
+            raise FileNotFoundError(f"{self.folder} has no file {graph}; write it by `neobert export`, {options}")
         # transformers writes no names of labels where they are these
         self.config = {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}} | self._read_json("config.json")
         settings = self._read_json("config_sentence_transformers.json")

@@ -68,7 +68,7 @@ def one_line(error: object, extra: str = "") -> str:
 def _extras_with(module: str) -> list[str]:
     """The extras of this package that install a module, "" for the package without extras; none if it is not installed."""
     name = module.partition(".")[0].replace("_", "-").lower()
-    name = {"sklearn": "scikit-learn", "faiss": "faiss-cpu"}.get(name, name)
+    name = {"sklearn": "scikit-learn"}.get(name, name)
     pattern = re.compile(rf'{re.escape(name)}(?![\w.-])[^;]*(?:; extra == "(.+)")?$', re.IGNORECASE)
     matches = []
     for found in metadata.distributions(name="neobert_hf"):  # also of an editable install
