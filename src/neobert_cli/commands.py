@@ -15,6 +15,7 @@ import re
 import shutil
 import sys
 import textwrap
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
 from importlib import import_module, metadata
@@ -45,7 +46,7 @@ def embed(parser: Parser) -> Run:
         help="Texts: .txt (a text in each line), .jsonl, .json, .csv, .tsv or .parquet; a folder of them; or a pattern.",
     )
     add("--output", "-o", required=True, metavar="FILE", help="File to write; see below.")
-    add("--model", help="Embedding model: folder or Hub id. Default: the mini model of this package.")
+    add("--model", default=SUPPRESS, help="Embedding model: folder or Hub id. Default: the mini model of this package.")
     add("--text_column", default="text", help="Column of the texts; .txt has no columns.")
     add("--prompt_name", help="Name of the model's prompt to put before each text.")
     add("--normalize", action="store_true", help="Scale each embedding to length 1.")
@@ -54,11 +55,10 @@ def embed(parser: Parser) -> Run:
     add("--batch_size", type=int, default=64, help="Number of texts in a batch of the model.")
     parser.epilog = "An output .npy holds the embeddings; .jsonl and .parquet hold the columns text and embedding."
 
-    def run(model: str | None, **options) -> None:
-        from neobert_hf import MINI_MODEL_PATH
+    def run(**options) -> None:
         from neobert_hf.embeddings.vector_files import embed_files
 
-        print(json.dumps(embed_files(model=model or MINI_MODEL_PATH, **options)))
+        print(json.dumps(embed_files(**options)))
 
     return run
 
@@ -81,7 +81,7 @@ def search(parser: Parser) -> Run:
         help="Files, folders and patterns, then the question; without a question, the command asks for it.",
     )
     add("--top_k", type=int, default=5, help="Number of answers to a question.")
-    add("--model", help="Embedding model: folder or Hub id. Default: the mini model of this package.")
+    add("--model", default=SUPPRESS, help="Embedding model: folder or Hub id. Default: the mini model of this package.")
     add("--max_length", type=int, help="Longest passage in tokens. Default: what the model reads, at most 512.")
     add("--text_column", default="text", help="Column of the texts in .jsonl, .json, .csv, .tsv and .parquet.")
     add(
@@ -110,9 +110,8 @@ def search(parser: Parser) -> Run:
     return _search
 
 
-def _search(words: list[str], model: str | None, top_k: int, as_json: bool, **options) -> None:
+def _search(words: list[str], top_k: int, as_json: bool, **options) -> None:
     """Print the answers to the question of the command line, of a terminal, or of each line of the standard input."""
-    from neobert_hf import MINI_MODEL_PATH
     from neobert_hf.embeddings.search import DocumentSearch, check_question
 
     show = _as_json if as_json else _as_text
@@ -122,7 +121,7 @@ def _search(words: list[str], model: str | None, top_k: int, as_json: bool, **op
         check_question(questions[0], top_k)
     elif sys.stdin.isatty():
         questions = iter(_ask, "")
-    documents = DocumentSearch(words, model=model or MINI_MODEL_PATH, **options)
+    documents = DocumentSearch(words, **options)
     print(documents.summary(), file=sys.stderr)
     for question in questions:
         print(show(question, documents.search(question, top_k)), flush=True)

@@ -15,6 +15,7 @@ from transformers.utils import logging
 from ..checkpoints.eurobert import open_twin, save_twin, twin_config, write_card_of_twin
 from ..checkpoints.layouts import WEIGHTS, quiet
 from ..checkpoints.modules import SETTINGS
+from ..data.lengths import as_list
 from ..files.output import check_target, new_folder, write_json, writing
 from ..model.modeling_neobert import AUTO_CLASSES
 from .graphs import EMBEDDING, LOADING, MULTI_VECTOR, TASKS, EmbeddingGraph, Graph, SearchGraph, load_graph
@@ -85,7 +86,7 @@ def export_model(
 
 def _check_formats(to: Iterable[str], int8: bool, fp16: bool, dtype: str) -> set[str]:
     """Return the formats, after a check of the arguments and of the packages that they need."""
-    formats = {to} if isinstance(to, str) else set(to)
+    formats = set(as_list(to))
     if not formats or not formats <= PACKAGES.keys():
         raise ValueError(f"to={sorted(formats)} is not one or more of {', '.join(PACKAGES)}")
     if "eurobert" in formats and len(formats) > 1:

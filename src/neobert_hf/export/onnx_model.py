@@ -143,14 +143,17 @@ class OnnxModel:
                 "model of their kind, predict a head, and a call of the model returns all outputs"
             )
         order = sorted(range(len(texts)), key=lambda number: -len("".join(texts[number])))
-        results, lost = {}, []
+        results = {}
+        lost: list[int] = []
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
         def encode(numbers: list[int]) -> list[Encoding]:
             return self.tokenizer.encode_batch([texts[number] for number in numbers])
 
         if truncation == "error":  # before anything is computed
-            self._tell_truncated([each for numbers in batches for each in map(_num_lost, encode(numbers))], truncation)
+            for numbers in batches:
+                lost += map(_num_lost, encode(numbers))
+            self._tell_truncated(lost, truncation)
         for numbers in batches:
             encodings = encode(numbers)
             lost += map(_num_lost, encodings)
