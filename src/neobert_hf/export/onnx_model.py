@@ -26,7 +26,6 @@ Texts = str | Iterable[str]
 Inputs = Text | Iterable[Text]
 Arrays = dict[str, np.ndarray]
 Run = Callable[[Arrays], Arrays]  # inputs by name to outputs by name
-Opened = tuple[list[str], Run]  # the names of the outputs, and what computes them
 
 OPENVINO = "openvino/openvino_model.xml"
 # The file of each runtime and dtype. OpenVINO computes the file of float32 in bfloat16 where it is asked to.
@@ -471,7 +470,7 @@ def _reading(file: Path) -> Iterator[None]:
         raise ValueError(f"{file} cannot be read ({' '.join(str(error).split())}); export the model again") from error
 
 
-def open_graph(file: Path, dtype: str = "fp32", num_threads: int | None = None) -> Opened:
+def open_graph(file: Path, dtype: str = "fp32", num_threads: int | None = None) -> tuple[list[str], Run]:
     """Open a file of ONNX Runtime (`.onnx`) or OpenVINO (`.xml`) on the CPU.
 
     Args:
@@ -488,29 +487,21 @@ def open_graph(file: Path, dtype: str = "fp32", num_threads: int | None = None) 
     """
     with _reading(file):
         if file.suffix == ".onnx":
-            return _open_onnx(file, num_threads)
-        return _open_openvino(file, dtype, num_threads)
+            import onnxruntime
 
+            settings = onnxruntime.SessionOptions()
+            settings.intra_op_num_threads = num_threads or 0
+            # Files of earlier versions have signed weights, whose products saturate on a processor without VNNI.
+            settings.add_session_config_entry("session.x64quantprecision", "1")
+            session = onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
+            names = [output.name for output in session.get_outputs()]
+            return names, lambda inputs: dict(zip(names, session.run(None, inputs)))
+        import openvino
 
-def _open_onnx(file: Path, num_threads: int | None) -> Opened:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads or 0
-    # Files of earlier versions have signed weights, whose products saturate on a processor without VNNI.
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return names, lambda inputs: dict(zip(names, session.run(None, inputs)))
-
-
-def _open_openvino(file: Path, dtype: str, num_threads: int | None) -> Opened:
-    import openvino
-
-    options: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "bf16" if dtype == "bf16" else "f32"}
-    if num_threads:
-        options["INFERENCE_NUM_THREADS"] = num_threads
-    compiled = openvino.Core().compile_model(file, "CPU", options)
+        options: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "bf16" if dtype == "bf16" else "f32"}
+        if num_threads:
+            options["INFERENCE_NUM_THREADS"] = num_threads
+        compiled = openvino.Core().compile_model(file, "CPU", options)
     names = [output.get_any_name() for output in compiled.outputs]
 
     def run(inputs: Arrays) -> Arrays:
