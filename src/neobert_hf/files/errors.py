@@ -21,10 +21,8 @@ def correctable() -> tuple[type[BaseException], ...]:
     """
     if os.environ.get("NEOBERT_TRACEBACK") == "1":
         return ()
-    errors = [ValueError, OSError, ImportError, FloatingPointError]
-    if "torch" in sys.modules:  # only what has imported torch raises it
-        errors.append(sys.modules["torch"].OutOfMemoryError)
-    return tuple(errors)
+    of_torch = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)  # only what has imported torch raises it
+    return (ValueError, OSError, ImportError, FloatingPointError, *filter(None, [of_torch]))
 
 
 def run_command(prog: str, command: Callable[..., Any], *args: Any, extra: str = "") -> Any:
@@ -58,7 +56,7 @@ def one_line(error: object, extra: str = "") -> str:
     extras = []
     if isinstance(error, ModuleNotFoundError) and "pip install" not in text:
         extras = _extras_with(error.name or "")
-    if extras == [""]:
+    if "" in extras:
         text += "; install the package with its dependencies: pip install neobert_hf"
     elif extras:
         text += f"; install it: pip install 'neobert_hf[{extra if extra in extras else extras[0]}]'"
