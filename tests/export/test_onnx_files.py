@@ -483,10 +483,10 @@ def test_the_limit_of_float_files_is_an_error_over_the_largest_value(saved, kind
     reference = Reference(load_graph(saved))
 
     def shifted(share):
-        answers = iter([wanted for _, wanted in reference.batches.values()])
+        answers = iter(reference.wanted.values())
         return lambda batch: {"logits": next(answers)[0] + share * largest}
 
-    largest = max(np.abs(wanted[0]).max() for _, wanted in reference.batches.values())
+    largest = max(np.abs(wanted[0]).max() for wanted in reference.wanted.values())
     reference.check(saved / "model.onnx", shifted(allowed), kind)
     for share in (refused, np.nan):
         with pytest.raises(ValueError, match=r"model\.onnx differs from torch by .* of the largest value"):

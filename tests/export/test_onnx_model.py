@@ -390,7 +390,7 @@ def test_predict_fills_the_masks_of_the_pipeline(tiny_config, tokenizer, tmp_pat
 
 KINDS = "has no dtype='f32'; onnxruntime has fp32, fp16, int8; openvino has fp32, bf16"
 CANNOT_RUN = [  # a file with another content, options, and the words of the error
-    ("onnx/model.onnx", None, {}, "model.onnx; write it: neobert export MODEL OUT --to onnx"),
+    ("onnx/model.onnx", None, {}, "model.onnx; write it by `neobert export`, whose options --to, "),
     ("tokenizer.json", None, {}, "lacks tokenizer.json, which `neobert export` writes"),
     ("config.json", "{", {}, "config.json is not JSON"),
     ("tokenizer.json", "{}", {}, "tokenizer.json cannot be read"),
@@ -398,7 +398,7 @@ CANNOT_RUN = [  # a file with another content, options, and the words of the err
     ("openvino/openvino_model.xml", "<", {"runtime": "openvino"}, "openvino_model.xml cannot be read"),
     (None, None, {"dtype": "f32"}, KINDS),
     (None, None, {"runtime": "tensorrt"}, "runtime='tensorrt' has no dtype='fp32'; onnxruntime has"),
-    (None, None, {"dtype": "fp16"}, "neobert export MODEL OUT --to onnx --fp16"),
+    (None, None, {"dtype": "fp16"}, "has no file onnx/model_fp16.onnx; write it"),
 ]
 
 

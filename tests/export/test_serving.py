@@ -312,10 +312,13 @@ def test_the_folder_of_the_shell_is_served_under_its_name_also_on_ipv6(folders, 
         pytest.skip("this machine has no IPv6")
     apps, sockets = [], []
     monkeypatch.chdir(folders / "vectors")
-    runner = SimpleNamespace(run=sockets.extend)
-    monkeypatch.setattr(
-        serve, "uvicorn", SimpleNamespace(Config=lambda app, **_: apps.append(app), Server=lambda _: runner)
-    )
+
+    def server(config):
+        apps.append(config.app)
+        return SimpleNamespace(run=sockets.extend)
+
+    monkeypatch.setattr(serve.uvicorn, "Server", server)
+    monkeypatch.setattr(serve.uvicorn.Config, "configure_logging", lambda _: None)  # it would hold the captured stream
     serve.serve(".", host, 0, "error", dtype=None, runtime=None, num_threads=None)
     with sockets[0]:
         found, port, *_ = sockets[0].getsockname()
