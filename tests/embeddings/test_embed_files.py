@@ -130,7 +130,7 @@ def test_a_killed_embed_continues(folder, tmp_path):
         "kept.BLOCK, kept.SAVE_SECONDS, encode, calls, stop = 4, -1, S.encode, [], int(sys.argv.pop())\n"
         "def counted(self, texts, **options):\n"
         "    calls.append(len(texts)); len(calls) == stop and os.kill(os.getpid(), 9); return encode(self, texts, **options)\n"
-        "S.encode = counted; import neobert_cli; neobert_cli.main(); print(calls)"
+        "S.encode = counted; from neobert_cli.commands import main; main(); print(calls)"
     )
     (tmp_path / "a.txt").write_text("".join(f"the fox {i}\n" for i in range(12)))
 
