@@ -13,18 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 from adversary.damage import DAMAGE
-from adversary.folders import FOLDERS
 from adversary.interruptions import KILLS, WRITES
 from adversary.labels import LABELS
 from adversary.machinery import FAILED, Failed, Family, report, run_family
 from adversary.masks import MASKS
-from adversary.ranks import RANKS
 from adversary.tokenizers import TOKENIZERS
 from adversary.workbench import Workbench
 from adversary.writers import WRITERS
 from tabulate import tabulate
 
-ALL = (MASKS, FOLDERS, LABELS, TOKENIZERS, WRITERS, KILLS, DAMAGE, WRITES, RANKS)
+ALL = (MASKS, LABELS, TOKENIZERS, WRITERS, KILLS, DAMAGE, WRITES)
 FAMILIES = {family.name: family for family in ALL}
 pytestmark = pytest.mark.adversary
 

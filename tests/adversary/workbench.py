@@ -192,12 +192,3 @@ def losses_of(folder: Path) -> dict[int, float]:
     """The loss of each step, from the metrics file of a pretraining."""
     entries = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {entry["step"]: entry["loss"] for entry in entries if "loss" in entry}
-
-
-def files_of(folder: Path) -> dict[str, str]:
-    """Hash of every file, by its path in the folder."""
-    return {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }

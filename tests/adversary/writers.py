@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from adversary.machinery import EXPLAINED, RIGHT, Failed, Family
-from adversary.workbench import Workbench, files_of
+from adversary.workbench import Workbench
+from conftest import contents
 
 from neobert_hf.checkpoints import conversion as convert
 from neobert_hf.checkpoints import write_card
 from neobert_hf.data import write_wordpiece
 from neobert_hf.embeddings.vector_files import embed_files
-from neobert_hf.files.output import WRITTEN
 from neobert_hf.finetuning import Classifier, Tagger, write_predictions
 
 TEXTS, LABELS = ["open a file", "sort the list", "read a line", "order all words"] * 3, ["open", "sort"] * 6
@@ -54,14 +54,14 @@ def save_twice(rng: random.Random, folder: Path, shared: dict) -> str:
     has_mine = rng.random() < 0.4
     if has_mine:
         (place / "thesis.txt").write_text("years of work")
-    before = files_of(place)
+    before = contents(place)
     refused(lambda: second.save(place), place, before)
     if has_mine:
         refused(lambda: second.save(place, overwrite=True), place, before)
         return EXPLAINED
     second.save(place, overwrite=True)
     second.save(fresh)
-    if files_of(place) != files_of(fresh):
+    if contents(place) != contents(fresh):
         raise Failed("a folder that was written over another model differs from a new one")
     return RIGHT
 
@@ -96,16 +96,19 @@ def over_mine(rng: random.Random, folder: Path, shared: dict) -> str:
         mine.write_text("years of work")
         if way == "link":
             place.symlink_to(target)
-    before = files_of(folder)
+    before = contents(folder)
     if way == "again" and "." in name:
         write(place)
-        if {file: content for file, content in files_of(folder).items() if not file.endswith(WRITTEN)} != {
-            file: content for file, content in before.items() if not file.endswith(WRITTEN)
-        }:
+        if visible(contents(folder)) != visible(before):
             raise Failed("the same command wrote another file")
         return RIGHT
     refused(lambda: write(place), folder, before)
     return EXPLAINED
+
+
+def visible(files: dict) -> dict:
+    """Without the library's own records beside a file."""
+    return {file: content for file, content in files.items() if not Path(file).name.startswith(".")}
 
 
 def refused(call: Callable, folder: Path, before: dict) -> None:
@@ -113,7 +116,7 @@ def refused(call: Callable, folder: Path, before: dict) -> None:
     try:
         call()
     except FileExistsError as error:
-        if "\n" in str(error) or files_of(folder) != before:
+        if "\n" in str(error) or contents(folder) != before:
             raise Failed(f"lost, or several lines: {error}") from error
         return
     raise Failed("somebody's file was replaced")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import docstrings
 import pytest
-from docstrings import Entry, first_sentence, read, views, words_of
+from docstrings import Entry, first_sentence, read, views
 from search import import_line
 
 SOURCE = '''"""A module that says what it is for."""
@@ -88,19 +88,6 @@ def test_an_error_names_the_package_that_has_no_documentation():
 def test_an_error_shows_why_the_reader_failed(shop):
     with pytest.raises(RuntimeError, match=r"reading shop\.exits failed: exit status 3"):
         read(("shop.exits",))
-
-
-def test_names_in_code_are_globals_attributes_and_imports_at_any_depth():
-    source = """
-import a.b as short
-from c.d import e
-def f(x):
-    local = x.g
-    "h"  # i
-    return lambda: [j.k(local) for local in short]
-"""
-    expected = {"a", "b", "short", "c", "d", "e", "f", "g", "j", "k"}
-    assert docstrings._names_in(compile(source, "source", "exec")) == expected
 
 
 @pytest.mark.slow
@@ -210,10 +197,6 @@ def test_an_entry_has_a_view_of_its_first_sentence_and_one_of_the_rest(text, exp
     name = "ftplib FTP stor Binary file"
     found = views(Entry("ftplib", "ftplib.FTP.storBinary_file", "(x)", text))
     assert found == [f"{name}\n{part}" if part else name for part in expected]
-
-
-def test_identifiers_are_split_into_words():
-    assert words_of("os.path.readLine_now") == "os path read Line now"
 
 
 STATEMENTS = """
