@@ -33,7 +33,7 @@ from scipy import stats
 from sklearn import metrics
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf import NeoBERTForMaskedLM
 
 GLUE = Path(__file__).with_name("glue")
 WORDS = SENTENCE.split()
@@ -145,7 +145,8 @@ STSB = "0\tn\tf\t1\t1\tn\tn\tA\tB\t"  # a row up to its score
             r"train\.tsv, line 3: the label '2' is not one of negative, positive, 0, 1; correct or remove",
         ),
         ("sst2", "a text\t-1", r"train\.tsv, line 3: the label '-1' is not one of"),
-        ("rte", "0\tA\tB\tneutral", r"train\.tsv, line 3: the label 'neutral' is not one of"),
+        # of WNLI, whose ids have the reverse order
+        ("rte", "0\tA\tB\t1", r"train\.tsv, line 3: the label '1' is not one of entailment, not_entailment; correct"),
         ("stsb", STSB + "five", r"train\.tsv, line 3: could not convert string to float"),
         ("stsb", STSB + "5.1", r"train\.tsv, line 3: the score 5\.1 is not from 0 to 5"),
         ("stsb", STSB + "nan", r"train\.tsv, line 3: the score nan is not from 0 to 5"),
@@ -155,12 +156,6 @@ def test_a_label_of_no_class_is_refused_with_its_file_and_number(tmp_path, name,
     write_task(tmp_path / TASKS[name].folder, name, [ORIGINALS[name][1], line])
     with pytest.raises(ValueError, match=message):
         load_task(TASKS[name], tmp_path)
-
-
-def test_files_of_wnli_are_not_read_as_rte_whose_ids_have_the_reverse_order(tmp_path):
-    write_task(tmp_path / "RTE", "wnli")
-    with pytest.raises(ValueError, match=r"line 2: the label '1' is not one of entailment, not_entailment; correct"):
-        load_task(TASKS["rte"], tmp_path)
 
 
 def test_lines_end_at_a_newline_with_or_without_a_carriage_return_and_nowhere_else(tmp_path):
@@ -243,11 +238,8 @@ def test_the_averages_of_table_3_are_those_of_its_rows():
 
 
 @pytest.fixture
-def model_folder(tokenizer, tmp_path):
-    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
-    NeoBERTForMaskedLM(NeoBERTConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+def model_folder(start, tmp_path):
+    return shutil.copytree(start, tmp_path / "model")
 
 
 @pytest.fixture
@@ -504,23 +496,6 @@ def test_a_classifier_of_another_task_keeps_the_layer_before_it(model_folder, da
     )
     assert all((rte[name] == tensor).all() for name, tensor in mnli.items() if not name.startswith("classifier"))
     assert rte["classifier.weight"].shape[0] == 2 and "rte" in FROM_MNLI
-
-
-def test_the_hub_has_the_columns_of_each_task():
-    """The columns that nyu-mll/glue documents; a change there must not pass unseen."""
-    documented = {
-        "cola": ["sentence"],
-        "mnli": ["premise", "hypothesis"],
-        "mrpc": ["sentence1", "sentence2"],
-        "qnli": ["question", "sentence"],
-        "qqp": ["question1", "question2"],
-        "rte": ["sentence1", "sentence2"],
-        "sst2": ["sentence"],
-        "stsb": ["sentence1", "sentence2"],
-        "wnli": ["sentence1", "sentence2"],
-    }
-    assert {name: list(task.texts) for name, task in TASKS.items()} == documented
-    assert glue.HUB_ID == "nyu-mll/glue"
 
 
 @pytest.mark.parametrize("name", ["mnli", "stsb"])
