@@ -186,18 +186,20 @@ def at_event(command: Callable[[], None], folder: Path, number: int, act: Callab
 
     def run():
         numbers = itertools.count(1)
-
-        def watch(event, args):
-            if event in FILE_EVENTS and _changes(event, args, folder) and next(numbers) == number:
-                act(str(args[0]))
-
-        sys.addaudithook(watch)
+        watch(folder, lambda file: act(file) if next(numbers) == number else None)
         command()
 
     return run
 
 
+def watch(folder: Path, act: Callable[[str], None]) -> None:
+    """From now on, call `act` with each file in the folder or next to it that this process changes."""
+    sys.addaudithook(lambda event, args: act(str(args[0])) if _changes(event, args, folder) else None)
+
+
 def _changes(event: str, args: tuple, folder: Path) -> bool:
+    if event not in FILE_EVENTS:
+        return False
     is_read = event == "open" and not (args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
     return not is_read and isinstance(args[0], (str, bytes, os.PathLike)) and str(folder.parent) in os.fsdecode(args[0])
 
@@ -207,7 +209,7 @@ def counting_events(command: Callable[[], None], folder: Path) -> Callable[[], N
 
     def run():
         count = []
-        sys.addaudithook(lambda e, args: count.append(e) if e in FILE_EVENTS and _changes(e, args, folder) else None)
+        watch(folder, count.append)
         command()
         print(len(count))
 

@@ -3,9 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -91,46 +88,22 @@ def test_the_stsbenchmark_files_have_no_header(tmp_path):
     assert load_task(TASKS["stsb"], tmp_path)["train"][0] == {"sentence1": "A.", "sentence2": "B.", "label": 5.0}
 
 
-# Rows with the peculiarities of the files that people have: no newline at the end of CoLA's dev.tsv, a space after each text of
+# Files with the peculiarities of those that people have: no newline at the end of CoLA's dev.tsv, a space after each text of
 # SST-2, quotation marks that open a column of STS-B and never close it, and lines of STS-B with two more columns.
-WRITTEN = {
-    "cola": {
-        "train": [
-            ("The keeper locked the gate before dark.", 1),
-            ('She asked whether "soon" what to write.', 0),
-            ("Who did the neighbours say would come?", 1),
-        ],
-        "validation": [("The kettle whistled itself hoarse.", 1), ("The more he waits, the little he learns.", 0)],
-    },
-    "sst2": {
-        "train": [("a warm and gentle story ", 1), ("'s never half as clever as its trailer ", 0), ("dull ", 0)],
-        "validation": [
-            ("the songs alone are worth the evening , and the dancing is better still . ", 1),
-            ("loses its way ", 0),
-        ],
-    },
-    "stsb": {
-        "train": [
-            ("A boy is feeding a goat.", "The goat is fed by a boy.", 5.0),
-            ('"We will wait," he said.', 'He said: "We do not wait."', 2.4),
-            ('"Storm closes the harbour', "Farmers welcome the rain", 0.0),
-        ],
-        "validation": [
-            ("A man is tuning a violin.", "A man tunes a violin.", 4.75),
-            ('Museum opens "at last"', "Museum closes", 1.6),
-        ],
-    },
-}
+PLACES = {"cola": (3, 1), "sst2": (0, 1), "stsb": (5, 6, 4)}  # of the texts and the label in a line
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("name", PLACES)
 def test_every_line_of_a_file_with_the_peculiarities_of_the_real_ones_is_one_row(name):
-    columns = (*TASKS[name].texts, "label")
-    for split, rows in load_task(TASKS[name], GLUE).items():
-        assert [tuple(row[column] for column in columns) for row in rows] == [
-            (*texts, pytest.approx(label))  # a score is a float32
-            for *texts, label in WRITTEN[name][split]
-        ]
+    task = TASKS[name]
+    for split, rows in load_task(task, GLUE).items():
+        (file,) = (GLUE / task.folder).glob(f"{split.replace('validation', 'dev')}.*")
+        lines = file.read_text("utf-8").removesuffix("\n").split("\n")[name == "sst2" :]
+        assert len(lines) > 1
+        for line, row in zip(lines, rows, strict=True):
+            *texts, label = (line.split("\t")[place] for place in PLACES[name])
+            assert [row[column] for column in task.texts] == texts
+            assert row["label"] == pytest.approx(float(label))  # a score is a float32
 
 
 STSB = "0\tn\tf\t1\t1\tn\tn\tA\tB\t"  # a row up to its score
@@ -398,24 +371,6 @@ def test_arguments_that_would_have_no_effect_are_refused(model_folder, data, tmp
         run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2", *given.split()))
     assert message in f"{ended.value} {capsys.readouterr().err}"
     assert not list(tmp_path.glob("out/[!_]*"))
-
-
-@pytest.mark.slow
-def test_a_killed_suite_loses_at_most_one_run(model_folder, data, tmp_path):
-    """SIGKILL after the first of three runs: its result stays as it is, and the same command makes the other two."""
-    out = tmp_path / "out"
-    arguments = list(map(str, command(model_folder, data, out, "--tasks", "sst2", "--seeds", "3", "--seed", "1")))
-    process = subprocess.Popen([sys.executable, finetune_glue.__file__, *arguments], stdout=subprocess.DEVNULL)
-    while not list(out.glob("*/*/result.json")):  # rglob would fail at a checkpoint that is being removed
-        assert process.poll() is None, "the suite ended before its first result"
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    finished = {file: file.stat().st_mtime_ns for file in out.glob("*/*/result.json")}
-    assert 0 < len(finished) < 3
-    run_main(finetune_glue, *arguments)
-    assert {file: file.stat().st_mtime_ns for file in finished} == finished
-    assert len(json.loads((out / "glue.json").read_text())["tasks"][0]["scores"]) == 3
 
 
 def test_the_schedule_and_the_evaluations_are_those_of_the_paper(model_folder, data, tmp_path, monkeypatch):

@@ -320,7 +320,7 @@ def test_what_has_no_result_is_refused(model, folder, tmp_path):
     triplets = json_lines(tmp_path / "triplets.jsonl", [{"q": "a", "p": "b", "n": "c"}])
     arguments = ContextualArguments("model", train_files=[str(triplets)])
     cases = {
-        "the batch has 3 columns; give pairs": lambda: ContextualRankingLoss(model)([*pairs(model, 2), None]),
+        "the batch has 4 columns; give pairs": lambda: ContextualRankingLoss(model)(pairs(model, 2) * 2),
         "triplets has the columns anchor, positive, negative_1; give pairs": lambda: open_pairs(arguments, 1),
         "corpus must be a list of at least one document": lambda: fit_context(model, "one text"),
         "corpus must be a list": lambda: fit_context(model, []),
