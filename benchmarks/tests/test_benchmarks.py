@@ -12,7 +12,6 @@ import pretraining
 import pretraining_peers as peers
 import pytest
 import ragged
-import result_tables
 import runtimes
 import serving
 import throughput
@@ -109,26 +108,6 @@ def test_the_error_of_a_runtime_is_that_of_its_worst_real_token():
     states = torch.tensor([[[3.0, 4.0], [0.0, 6.0]], [[1.0, 1.0], [-99.0, 0.0]]])  # the last one is padding
     compared = runtimes.compare(lambda batch: states, {"": batch}, {"": wanted})
     assert compared == pytest.approx({"error": 2 / 8, "cosine": 0.5**0.5})
-
-
-def test_what_is_not_stable_when_it_is_measured_again_is_left_out_and_named(tmp_path, monkeypatch):
-    """The second path is stable the second time, the third is not."""
-    times = {"sdpa": [1.0, 1.1], "packed": [1.0, 9.0, 2.0, 2.1], "eager": [1.0, 9.0, 1.0, 5.0]}
-
-    monkeypatch.setattr(runtimes, "docstrings", lambda: docstrings("tqdm"))
-    batches = runtimes.make_batches()
-
-    def measure(function, name, folder, num_threads):
-        return {"error": 0.0, "cosine": 1.0}, dict.fromkeys(batches, times[name].pop(0))
-
-    monkeypatch.setattr(runtimes, "in_new_process", measure)
-    options = f"--model {MINI_MODEL_PATH} --num_rounds 2 --paths sdpa packed eager --folder {tmp_path}"
-    result = json.loads(run_main(runtimes, *options.split()).strip().splitlines()[-1])
-    found = {row["path"]: row["milliseconds"] for row in result["rows"]}
-    assert found == {"PyTorch (SDPA)": 1050, "PyTorch, packed row": 2050}
-    assert len(result["unstable"]) == 4 and result["unstable"][0] == "PyTorch, eager attention at 1 x 16"
-    no_figure = result_tables.render(result | {"rows": []})
-    assert "PyTorch, eager attention at 1 x 16; PyTorch, eager attention at 1 x 128" in no_figure
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 
 from neobert_hf import NeoBERTForMaskedLM, inference_copy
 
-KINDS = ("padding at any place", "4-D masks", "packed by several marks", "packed rows with padding", "inference copies")
+KINDS = ("padding at any place", "4-D masks", "packed by several marks", "inference copies")
 # Of the norm of a document's logits; float32 rounds, and its sums have another order than the oracle's.
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 # Twice the largest of 5,565 documents: each of 13 products is 1 % off; median 0.019, largest 0.048.
@@ -131,23 +131,5 @@ def packed(rng):
     return inputs, documents
 
 
-def packed_with_padding(rng):
-    """Several packed rows with padding at any place; positions mark the documents."""
-    num_rows, num_columns = rng.randint(1, 4), rng.randint(2, 30)
-    ids = random_ids(rng, num_rows, num_columns)
-    mask, positions, documents = np.zeros_like(ids), np.zeros_like(ids), []
-    for row in range(num_rows):
-        real = sorted(rng.sample(range(num_columns), rng.randint(1, num_columns)))
-        starts = [0, *sorted(rng.sample(range(1, len(real)), rng.randint(0, min(4, len(real) - 1))))]
-        for start, end in zip(starts, [*starts[1:], len(real)]):
-            columns = np.array(real[start:end])
-            mask[row, columns], positions[row, columns] = 1, np.arange(len(columns))
-            documents.append(Document(ids[row, columns], row, columns))
-            documents[-1].positions = np.arange(len(columns))
-        positions[row, mask[row] == 0] = rng.choice((0, 1, 77))
-    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-    return {name: torch.from_numpy(value) for name, value in inputs.items()}, documents
-
-
-BATCHES = dict(zip(KINDS, (padded, as_4d, packed, packed_with_padding)))
+BATCHES = dict(zip(KINDS, (padded, as_4d, packed)))
 MASKS = Family("masks", prepare, case)

@@ -16,7 +16,7 @@ pytest.importorskip(
 )
 
 import train_contrastive
-from conftest import SENTENCE, files_of_pairs, fill_disk_at_the_last_save, flags, losses_of, run_main
+from conftest import SENTENCE, files_of_pairs, fill_disk_at_the_last_save, flags, losses_of, new_encoder, run_main
 from datasets import Dataset, DatasetDict
 from launch import on_two_processes
 from sentence_transformers import SentenceTransformer
@@ -25,6 +25,7 @@ from torch.utils.data import ConcatDataset, RandomSampler
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTModel
+from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.embeddings import (
     ContrastiveArguments,
     ContrastiveTrainer,
@@ -169,19 +170,32 @@ def test_caching_and_padding_do_not_change_the_gradients(folder, options):
 
 
 QUIET = dict(warmup_steps=10, use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True)
-TARGETS = {"first": ANSWERS, "second": NEGATIVES}
+SIZE = dict(hidden_size=64, num_hidden_layers=2, intermediate_size=96)
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeio"]
 
 
-def test_instructions_of_sets_are_their_prompts_in_a_training_from_python(folder, tmp_path):
-    sets = {name: Dataset.from_dict({"anchor": QUESTIONS, "positive": texts}) for name, texts in TARGETS.items()}
-    training = ContrastiveTrainingArguments(str(tmp_path), max_steps=1, per_device_train_batch_size=4, **QUIET)
-    arguments = ContrastiveArguments(folder, instruction_sides="query")
-    prompts = {name: f"{name} " for name in sets}
-    train_on_pairs(sentence_transformer(folder), sets, training, arguments, prompts=prompts)
-    assert training.prompts == {name: {"anchor": f"{name} "} for name in sets}
-    run = json.loads((tmp_path / "run.json").read_text())  # a resume compares it
+@pytest.mark.slow
+def test_instructions_decide_between_two_targets_of_one_question_in_a_training_from_python(tmp_path):
+    """Each question has one target for each instruction, from the same words; without instructions recall is at most one half."""
+    words = SYLLABLES
+    questions, targets = words[:16], {"first": words[16:32], "second": words[17:32] + words[16:17]}
+    tokenizer = train_wordpiece([" ".join([*words, *targets])] * 3, vocab_size=200, model_max_length=32)
+    model = sentence_transformer(str(new_encoder(tmp_path / "bare", tokenizer, **SIZE)))
+    sets = {name: Dataset.from_dict({"anchor": questions, "positive": texts}) for name, texts in targets.items()}
+    training = ContrastiveTrainingArguments(
+        str(tmp_path / "run"), max_steps=150, per_device_train_batch_size=16, learning_rate=2e-3, **QUIET
+    )
+    arguments = ContrastiveArguments(str(tmp_path / "bare"), instruction_sides="query")
+    train_on_pairs(model, sets, training, arguments, prompts={name: f"{name} " for name in targets})
+    assert training.prompts == {name: {"anchor": f"{name} "} for name in targets}
+    run = json.loads((tmp_path / "run/run.json").read_text())  # a resume compares it
     assert run["prompts"] == training.prompts and run["texts"]["first"] != run["texts"]["second"]
+
+    documents = targets["first"]
+    expected = [documents.index(answer) for answers in targets.values() for answer in answers]
+    texts = [f"{name} {word}" for name in targets for word in questions]
+    found = model.encode(texts, normalize_embeddings=True) @ model.encode(documents, normalize_embeddings=True).T
+    assert np.mean(found.argmax(1) == np.array(expected)) >= 0.95
 
 
 def test_after_a_training_in_bf16_the_model_has_the_vectors_of_the_saved_one(folder, tmp_path):

@@ -561,7 +561,7 @@ def test_questions_of_a_terminal_can_be_edited_and_end_with_control_d():
 
     child, terminal = pty.fork()
     if child == 0:
-        code = "from neobert_cli import commands; print('asked', [*iter(commands._ask, '')])"
+        code = "from neobert_cli import commands as neobert_cli; print('asked', [*iter(neobert_cli._ask, '')])"
         os.execv(sys.executable, [sys.executable, "-c", code])
     shown, keys = b"", [b"fox\n", b"\x1b[A dog\n", b"\x04"]
     while b"asked [" not in shown or not shown.endswith(b"\n"):

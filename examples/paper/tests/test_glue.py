@@ -400,16 +400,6 @@ def test_the_schedule_and_the_evaluations_are_those_of_the_paper(model_folder, d
     assert len(scores) == best + 1 + 15 + 1  # stops after 15 without improvement, and evaluates the best one again
 
 
-def test_a_given_interval_replaces_that_of_the_paper(model_folder, data, tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(glue_runs, "Trainer", lambda *a, **k: made.append(Recorded(*a, **k)) or made[-1])
-    more = ("--tasks", "sst2", "--max_steps", "14", "--eval_steps", "7")
-    run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", *more))
-    (trainer,) = made
-    evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_score" in entry]
-    assert evaluated[:2] == [7, 14]
-
-
 class Recorded(glue_runs.Trainer):
     """Trainer that records the learning rate of each step."""
 

@@ -110,17 +110,6 @@ def test_epochs_have_other_batches_and_the_seed_determines_them():
     assert {frozenset(batch) for batch in epoch(0)} != {frozenset(batch) for batch in epoch(1)}
 
 
-def test_duplicates_of_a_document_are_false_negatives_and_the_own_document_never_is():
-    texts = ["fox", "dog", "fox", "house", "dog"]
-    rng = np.random.default_rng(0)
-    vectors = {text: rng.standard_normal(8) for text in texts}
-    documents = np.stack([vectors[text] / np.linalg.norm(vectors[text]) for text in texts]).astype(np.float32)
-    pairs = PairClusters(documents, documents, np.zeros(5, int))
-    expected = np.array([[a == b and i != j for j, b in enumerate(texts)] for i, a in enumerate(texts)])
-    assert np.array_equal(pairs.is_false_negative(np.arange(5)), expected)
-    assert np.array_equal(pairs.is_false_negative(np.array([4, 1])), [[False, True], [True, False]])
-
-
 def test_clusters_are_made_once_for_texts_and_settings_and_a_checkpoint_holds_the_name_of_their_file(folder, tmp_path):
     def clusters(documents=DOCUMENTS, surrogate="mini", cluster_size=4, seed=0, load=True):
         rows = Dataset.from_dict({"query": QUERIES, "document": documents})
