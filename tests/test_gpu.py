@@ -119,7 +119,8 @@ def test_every_backend_agrees_with_the_oracle_packed_padded_and_in_gradients(
     oracle = Oracle(weights, config)
     bounds = packed["cu_seq_lens_q"].tolist()
     ids = packed["input_ids"][0].cpu().numpy()
-    wanted = torch.from_numpy(oracle.mlm_logits(_concatenate(oracle, ids, bounds)))
+    states = np.concatenate([oracle.encode(ids[a:b])[2] for a, b in itertools.pairwise(bounds)])
+    wanted = torch.from_numpy(oracle.mlm_logits(states))
 
     # The reference error: eager attention in the same dtype, without fused operations.
     plain = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager", dtype=dtype).cuda()
@@ -141,10 +142,6 @@ def test_every_backend_agrees_with_the_oracle_packed_padded_and_in_gradients(
     floor, error = (relative_error(gradient, gradients[0]) for gradient in gradients[1:])
     report[-1]["gradient_error"] = error
     assert error <= (1e-3 if dtype == torch.float32 else 3 * floor)
-
-
-def _concatenate(oracle, ids, bounds):
-    return np.concatenate([oracle.encode(ids[a:b])[2] for a, b in itertools.pairwise(bounds)])
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import corpus
 import pytest
+from conftest import contents
 from corpus import question_pairs, retrieval_pairs, sentences, split, training_texts, wordnet_texts, write_corpus
 from docstrings import Entry
 from hypothesis import given, settings
@@ -192,14 +193,7 @@ def test_no_training_text_is_a_text_or_first_sentence_of_a_held_out_package(draw
 def test_the_same_seed_gives_the_same_files_and_another_seed_another_order(site, tmp_path):
     for name, seed in (("first", 0), ("second", 0), ("third", 1)):
         write_corpus(tmp_path / name, num_held_out=1, vocab_size=200, seed=seed)
-    first, second, third = (
-        {
-            path.relative_to(tmp_path / name): path.read_bytes()
-            for path in (tmp_path / name).rglob("*")
-            if path.is_file()
-        }
-        for name in ("first", "second", "third")
-    )
+    first, second, third = (contents(tmp_path / name) for name in ("first", "second", "third"))
     assert first == second != third
 
 

@@ -37,14 +37,8 @@ SAME = [1, 1, 0, 0, 1, 0]
 
 
 def metadata(name, kind, main_score):
-    return TaskMetadata(
-        name=name,
-        description="local",
-        type=kind,
-        eval_langs=["eng-Latn"],
-        main_score=main_score,
-        dataset={"path": "local/none", "revision": "v1"},
-    )
+    options = dict(description="local", eval_langs=["eng-Latn"], dataset={"path": "local/none", "revision": "v1"})
+    return TaskMetadata(name=name, type=kind, main_score=main_score, **options)
 
 
 class LocalSTS(AbsTaskSTS):

@@ -143,15 +143,16 @@ def test_all_tokens_give_an_interval_of_width_zero_and_one_token_an_infinite_one
     assert pseudo_perplexity([1e4]) == math.inf
 
 
-def test_the_curve_has_medians_of_bins_of_equal_size():
-    curve = median_by_length([4, 1, 2, 3], [40.0, 10.0, 20.0, 30.0], num_bins=2)
-    assert curve == [{"up_to": 2, "median": 15.0, "texts": 2}, {"up_to": 4, "median": 35.0, "texts": 2}]
-
-
-def test_texts_of_one_length_are_in_one_bin():
+@pytest.mark.parametrize(
+    "lengths, values, num_bins, bins",
+    [
+        ([4, 1, 2, 3], [40.0, 10.0, 20.0, 30.0], 2, [(2, 15.0, 2), (4, 35.0, 2)]),
+        ([1, 2, 9, 9, 9, 9], [1.0, 2.0, 40.0, 10.0, 20.0, 30.0], 3, [(2, 1.5, 2), (9, 25.0, 4)]),
+    ],
+)
+def test_the_curve_has_medians_of_bins_and_texts_of_one_length_are_in_one(lengths, values, num_bins, bins):
     """Texts that were truncated to one length would otherwise be divided by their values."""
-    curve = median_by_length([1, 2, 9, 9, 9, 9], [1.0, 2.0, 40.0, 10.0, 20.0, 30.0], num_bins=3)
-    assert curve == [{"up_to": 2, "median": 1.5, "texts": 2}, {"up_to": 9, "median": 25.0, "texts": 4}]
+    assert [tuple(each.values()) for each in median_by_length(lengths, values, num_bins)] == bins
 
 
 def test_a_model_without_the_head_is_refused(any_model, tmp_path):
