@@ -8,7 +8,7 @@
 
 A new WordPiece tokenizer learns the words of the text, unless --tokenizer_name gives one. A token that the model has not seen
 begins as the mean of the tokens that its old tokenizer gives for it. The folder `start` in the output folder holds the model
-before the training. Rerun the command with `--resume_from_checkpoint last` after an interruption.
+before the training. Rerun the command after an interruption.
 
 The learning rate is a constant tenth of --learning_rate; --schedule linear decays from all of it to zero.
 """
@@ -56,10 +56,9 @@ def adapt(vocabulary: VocabularyArguments, data: CorpusArguments, training: Adap
     if trainer.is_world_process_zero():
         write_card(start)  # first: the other card tells of it
         write_card(training.output_dir)
-        words = ["finetune-classifier", "--model_name_or_path", training.output_dir, "--train_file", "TRAIN.csv"]
-        say_next(
-            ["neobert", *words, "--text_columns", "TEXT", "--label_column", "LABEL", "--output_dir", "runs/classes"]
-        )
+        files = ["--model_name_or_path", training.output_dir, "--train_file", "TRAIN.csv"]
+        columns = ["--text_columns", "TEXT", "--label_column", "LABEL"]
+        say_next(["neobert", "finetune-classifier", *files, *columns, "--output_dir", "runs/classes"])
 
 
 def main():

@@ -25,7 +25,7 @@ The paper, phases 1 and 2; a checkpoint has 2.9 GB, so the newest three stay:
         --save_total_limit 3 --phase 2 --init_from runs/pretraining --output_dir runs/pretraining-4096 \\
         --documents_dir runs/pretraining/documents
 
-Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption. `--recipe` is `paper`, `code`
+Rerun the command to resume exactly after an interruption. `--recipe` is `paper`, `code`
 (the values of the authors' code) or a YAML file, such as `examples/paper/recipes/m3.yaml` of the paper's ablations. Each value
 has an argument too. `--max_steps` scales warmup and decay. Phase 2 trains at a tenth of `--learning_rate`, where the schedule of
 phase 1 ends: give both phases the same value.
@@ -42,10 +42,9 @@ def train(data: CorpusArguments, training: PretrainingArguments):
     trainer = pretrain(data, training)
     if trainer.is_world_process_zero():
         write_card(training.output_dir)
-        words = ["finetune-classifier", "--model_name_or_path", training.output_dir, "--train_file", "TRAIN.csv"]
-        say_next(
-            ["neobert", *words, "--text_columns", "TEXT", "--label_column", "LABEL", "--output_dir", "runs/classes"]
-        )
+        files = ["--model_name_or_path", training.output_dir, "--train_file", "TRAIN.csv"]
+        columns = ["--text_columns", "TEXT", "--label_column", "LABEL"]
+        say_next(["neobert", "finetune-classifier", *files, *columns, "--output_dir", "runs/classes"])
 
 
 def main():

@@ -6,21 +6,18 @@
 A folder that `neobert export` wrote is served without torch and transformers. The page /docs of the server lists its routes.
 """
 
-import argparse
 import base64
 import json
 import shlex
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import copy
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, field
 from pathlib import Path
-from socket import create_server, getaddrinfo
 from threading import Lock
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -30,7 +27,9 @@ from starlette.exceptions import HTTPException
 from tokenizers import Tokenizer
 
 from neobert_cli.parser import Parser
+from neobert_hf.data import fact_of_truncated, plain_tokenizer, tokens_lost
 from neobert_hf.export import OnnxModel
+from neobert_hf.export.onnx_model import sigmoid
 from neobert_hf.files import run_command
 
 EXAMPLES = {
@@ -110,7 +109,7 @@ class Server:
         tokenizer: Counts the tokens of a text; None if the model reads texts of any length.
         max_length: Number of tokens that the model reads.
         prompt: What the model puts before a text.
-        lock: Of a model that computes one request after another; None if it computes several at a time.
+        lock: Of a model that computes one request after another; the default lets it compute several at a time.
         truncation: "error", "warn" or "off": what becomes of a text that is too long, unless the request says it.
     """
 
@@ -118,45 +117,42 @@ class Server:
     what: str
     run: Callable[..., Any]
     tokenizer: Tokenizer | None = None
-    max_length: float = inf
+    max_length: int = sys.maxsize
     prompt: str = ""
-    lock: Any = None
+    lock: Any = field(default_factory=nullcontext)
     truncation: str = "error"
 
     def __post_init__(self):
         if self.tokenizer:
-            self.tokenizer = Tokenizer.from_str(self.tokenizer.to_str())  # the model's own one cuts and pads
-            self.tokenizer.no_truncation()
-            self.tokenizer.no_padding()
+            self.tokenizer = plain_tokenizer(self.tokenizer)  # the model's own one cuts and pads
 
     def compute(self, inputs: list, request: TextsRequest) -> tuple[Any, int]:
         """Return what the model says of texts or pairs, and the number of tokens that it reads; status 400 for one too long."""
         texts = [self.prompt + each if isinstance(each, str) else (self.prompt + each[0], each[1]) for each in inputs]
-        lengths = [len(encoding.ids) for encoding in self.tokenizer.encode_batch(texts)] if self.tokenizer else []
-        lost = [max(length - self.max_length, 0) for length in lengths]
-        truncation = {None: self.truncation, True: "off", False: "error"}[request.truncate]
-        if any(lost) and truncation == "error":
-            number = lost.index(next(filter(None, lost)))
-            kind = "pair" if isinstance(inputs[number], tuple) else "text"
-            fact = f"the {kind} {number} has {lengths[number]} tokens, and the model reads {self.max_length}"
-            raise HTTPException(400, f"{fact}; split it, or send truncate=true")
-        if any(lost) and truncation == "warn":
-            fact = f"{sum(map(bool, lost)):,} of {len(lost):,} texts are truncated to {self.max_length:,} tokens"
-            print(f"{fact}, and {sum(lost):,} tokens are lost", flush=True)
+        num_tokens = 0
+        if self.tokenizer:
+            lost = tokens_lost(self.tokenizer, self.max_length, texts)
+            truncation = {None: self.truncation, True: "off", False: "error"}[request.truncate]
+            fact = fact_of_truncated(lost, len(texts), self.max_length, "off" if truncation == "off" else "warn")
+            if fact and truncation == "error":
+                raise HTTPException(400, f"{fact}; split long texts, or send truncate=true")
+            if fact:
+                print(fact, flush=True)
+            num_tokens = sum(map(len, self.tokenizer.encode_batch(texts))) - sum(lost)
         is_raw = getattr(request, "raw_scores", False)
-        with self.lock or nullcontext():
-            return self.run(inputs, is_raw), sum(min(length, self.max_length) for length in lengths)
+        with self.lock:
+            return self.run(inputs, is_raw), num_tokens
 
     def embeddings(self, request: EmbeddingsRequest) -> dict:
         """Vectors of length 1."""
         vectors, num_tokens = self.compute(request.input, request)
         width = vectors.shape[1]
         if request.dimensions not in (None, width):
-            raise HTTPException(
-                400, f"dimensions={request.dimensions} is not {width}, the width of the model; leave it out"
-            )
-        is_base64 = request.encoding_format == "base64"
-        rows = [base64.b64encode(vector.astype("<f4")).decode() if is_base64 else vector.tolist() for vector in vectors]
+            fact = f"dimensions={request.dimensions} is not {width}, the width of the model"
+            raise HTTPException(400, f"{fact}; leave it out")
+        rows = vectors.tolist()
+        if request.encoding_format == "base64":
+            rows = [base64.b64encode(vector).decode() for vector in vectors.astype("<f4")]
         data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         return {"object": "list", "data": data, "model": request.model, "usage": usage}
@@ -164,8 +160,7 @@ class Server:
     def predict(self, request: PredictRequest) -> list:
         """Labels and scores of a text, the best first, or its entities; for a batch a list of such lists."""
         is_batch = isinstance(request.inputs, list) and isinstance(request.inputs[0], list)
-        rows = [[row] if isinstance(row, str) else row for row in (request.inputs if is_batch else [request.inputs])]
-        inputs = [tuple(row) if len(row) == 2 else row[0] for row in rows]
+        inputs = [input_of(each) for each in (request.inputs if is_batch else [request.inputs])]
         if self.what == TAGGER and (request.raw_scores or tuple in map(type, inputs)):
             raise HTTPException(400, "a tagger reads single texts and gives probabilities; send no pair, no raw_scores")
         found, _ = self.compute(inputs, request)
@@ -175,17 +170,25 @@ class Server:
         """The number of each text in the request and its score, the best first."""
         found, _ = self.compute([(request.query, text) for text in request.texts], request)
         ranks = [{"index": index, "score": label["score"]} for index, (label,) in enumerate(found)]
-        for rank in ranks if request.return_text else []:
-            rank["text"] = request.texts[rank["index"]]
+        if request.return_text:
+            for rank, text in zip(ranks, request.texts):
+                rank["text"] = text
         return sorted(ranks, key=lambda rank: -rank["score"])
 
     def answer(self, request: AnswerRequest) -> dict:
         """A part of the context, its score and where it starts; an empty text if there is no answer."""
         try:
-            with self.lock or nullcontext():
+            with self.lock:
                 return self.run(request.question, request.context)
         except ValueError as error:  # such as a question that leaves no place for its context
             raise HTTPException(400, str(error)) from error
+
+
+def input_of(given: str | list[str]) -> str | tuple[str, ...]:
+    """Return a text, or the tuple of a pair, of what a request gives: a text, or a list of one or two."""
+    if isinstance(given, str):
+        return given
+    return tuple(given) if len(given) == 2 else given[0]
 
 
 def make_app(server: Server) -> FastAPI:
@@ -206,7 +209,10 @@ def make_app(server: Server) -> FastAPI:
     @app.exception_handler(HTTPException)
     def answer_error(request: Request, error: Any) -> JSONResponse:
         """In the form that clients of OpenAI or TEI read."""
-        status, message = getattr(error, "status_code", 400), getattr(error, "detail", None) or fault_of(error)
+        if isinstance(error, HTTPException):
+            status, message = error.status_code, error.detail
+        else:
+            status, message = 400, fault_of(error)
         if status == 404:
             message = f"no {request.url.path} here: the folder holds {server.what}; see /docs"
         if request.url.path.startswith("/v1"):
@@ -219,7 +225,8 @@ def make_app(server: Server) -> FastAPI:
 def fault_of(error: RequestValidationError) -> str:
     """Return the place and the message of the first fault of a request."""
     first = error.errors()[0]
-    place, message = ".".join(map(str, first["loc"][1:])) or "body", first["msg"]
+    message = first["msg"]
+    place = ".".join(map(str, first["loc"][1:])) or "body"
     if first["type"] == "json_invalid":
         return f"body is no JSON: {first['ctx']['error']} at character {place}"
     if place.startswith("inputs") and first["type"] != "missing":
@@ -311,7 +318,7 @@ def open_modules(folder: Path, config: Any, role: str, is_cross: bool) -> Server
         return [sorted(row, key=lambda found: -found["score"]) for row in rows]
 
     what = RERANKER if num_labels == 1 else CLASSIFIER
-    server = Server(folder, what, classify, model.tokenizer.backend_tokenizer, model.max_seq_length or inf)
+    server = Server(folder, what, classify, model.tokenizer.backend_tokenizer, model.max_seq_length or sys.maxsize)
     server.prompt = prompt_of(model)
     if role == "embedding":
         server.what, server.run = EMBEDDER, lambda texts, _: model.encode(texts, normalize_embeddings=True)
@@ -352,11 +359,6 @@ def open_head(folder: Path, config: Any) -> Server:
     return Server(folder, what, classify, model.tokenizer.backend_tokenizer, length)
 
 
-def sigmoid(logits: Any) -> Any:
-    """Return the sigmoid in float64; in float32, that of large logits is one number, and rerankers have ties."""
-    return np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))
-
-
 # 4. The process
 def serve(folder: str, host: str, port: int, truncation: str, **options) -> None:
     """Open the folder, say how to ask, and answer requests."""
@@ -364,30 +366,38 @@ def serve(folder: str, host: str, port: int, truncation: str, **options) -> None
         raise ValueError(f"the port {port} is not between 0 and 65535")
     server = open_folder(Path(folder), **options)
     server.truncation = truncation
-    family = min(family for family, *_ in getaddrinfo(host or None, port))  # IPv4 if the host has both
-    socket = create_server((host, port), family=family)
+    config = uvicorn.Config(make_app(server), host, port, log_level="warning")
+    socket = config.bind_socket()
+    socket.listen()  # before its address is told
     name = f"[{host}]" if ":" in host else host
-    path, address = ROUTES[server.what][0], f"http://{name}:{socket.getsockname()[1]}"
+    address = f"http://{name}:{socket.getsockname()[1]}"
+    path = ROUTES[server.what][0]
     curl = ["curl", address + path, "--header", "Content-Type: application/json", "--data", json.dumps(EXAMPLES[path])]
     print(f"{folder} is {server.what}; {address}/docs lists what it answers. Ask in another shell:")
     print(f"  {shlex.join(curl)}", flush=True)
-    uvicorn.Server(uvicorn.Config(make_app(server), log_level="warning")).run([socket])
+    uvicorn.Server(config).run([socket])
 
 
 def main() -> None:
     """Read the command line, and serve."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="Folder that a training saved, or that `neobert export` wrote.")
-    add("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on (default: this machine only).")
-    add("--port", type=int, default=8000, metavar="INT", help="Port to listen on (default: 8000).")
-    add("--dtype", metavar="DTYPE", help="Numbers of an exported folder: fp32 (default), fp16, bf16 or int8.")
-    text = "onnxruntime or openvino, of an exported folder. Default: the first one whose files it has."
-    add("--runtime", metavar="NAME", help=text)
-    text = "Threads that compute a request. Default: one for an exported folder, all for a saved one."
-    add("--num_threads", type=int, metavar="INT", help=text)
-    text = "What becomes of a text that is too long, unless the request says truncate: error (default), warn or off."
-    add("--truncation", choices=("error", "warn", "off"), default="error", help=text)
+    add("--host", default="127.0.0.1", help="Address to listen on; the default is this machine only.")
+    add("--port", type=int, default=8000, help="Port to listen on.")
+    add("--dtype", help="Numbers of an exported folder: fp32 (default), fp16, bf16 or int8.")
+    add("--runtime", help="onnxruntime or openvino, of an exported folder. Default: the first one whose files it has.")
+    add(
+        "--num_threads",
+        type=int,
+        help="Threads that compute a request. Default: one for an exported folder, all for a saved one.",
+    )
+    add(
+        "--truncation",
+        choices=("error", "warn", "off"),
+        default="error",
+        help="What becomes of a text that is too long, unless the request says truncate.",
+    )
     run_command(parser.prog, lambda: serve(**vars(parser.parse_args())))
 
 

@@ -204,7 +204,7 @@ def training_arguments(stage: Stage, folder: Path, num_rows: dict[str, int]) -> 
         report_to="none",
     )
     weights = stage.sampling_weights(num_rows)
-    set_sampling(training, stage.sampling_exponent, weights=[weights[name] for name in num_rows])
+    set_sampling(training, weights=[weights[name] for name in num_rows])
     return training
 
 

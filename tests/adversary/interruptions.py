@@ -70,13 +70,7 @@ def with_file_limit(command: Callable[[], None], limit: int) -> Callable[[], Non
 
 def start_again(bench: Workbench, name: str, folder: Path, wrap=lambda command: command, **options) -> Outcome:
     """Run the command again; a training resumes from its last checkpoint, or starts again if it has none."""
-    make = getattr(bench, COMMANDS[name])
-    if name in TRAININGS and folder.exists():
-        command = make(folder, resume_from_checkpoint="last", **options)
-        outcome = fork_case(wrap(command), folder.with_name("resumed"))
-        if outcome.status != 1 or "start without resume_from_checkpoint" not in outcome.message:
-            return outcome
-    return fork_case(wrap(make(folder, **options)), folder.with_name("again"))
+    return fork_case(wrap(getattr(bench, COMMANDS[name])(folder, **options)), folder.with_name("again"))
 
 
 def check_no_partial_file_counts_as_complete(name: str, folder: Path, reference: Reference) -> None:
@@ -164,8 +158,6 @@ def _killed(bench, name, out, rng, reference, options):
         return start_again(bench, name, out, lambda command: at_event(command, out, number, kill(delay)), **options)
     seconds = rng.uniform(0.02, reference.seconds)
     command = getattr(bench, COMMANDS[name])
-    if name in TRAININGS and any(out.glob("checkpoint-*/trainer_state.json")):
-        options = options | {"resume_from_checkpoint": "last"}
     return fork_case(command(out, **options), out.with_name("killed"), kill_after=seconds)
 
 

@@ -10,8 +10,8 @@ from adversary.machinery import EXPLAINED, RIGHT, Failed, Family
 from adversary.workbench import Workbench
 from conftest import contents
 
-from neobert_hf.checkpoints import conversion as convert
 from neobert_hf.checkpoints import write_card
+from neobert_hf.checkpoints.conversion import convert
 from neobert_hf.data import write_wordpiece
 from neobert_hf.embeddings.vector_files import embed_files
 from neobert_hf.finetuning import Classifier, Tagger, write_predictions
@@ -78,15 +78,18 @@ def over_mine(rng: random.Random, folder: Path, shared: dict) -> str:
         "converted": lambda place: convert(model, place),
         "job": job.save,
     }
-    name, is_link = rng.choice([*writers]), rng.random() < 0.5
+    name, way = rng.choice([*writers]), rng.choice(("content", "link", "again"))
     place, write = folder / "out" / name, writers[name]
     place.parent.mkdir()
-    target = folder / "mine" if is_link else place
-    mine = target if "." in name else target / rng.choice(MINE)
-    mine.parent.mkdir(parents=True, exist_ok=True)
-    mine.write_text("years of work")
-    if is_link:
-        place.symlink_to(target)
+    if way == "again":
+        write(place)
+    else:
+        target = folder / "mine" if way == "link" else place
+        mine = target if "." in name else target / rng.choice(MINE)
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        mine.write_text("years of work")
+        if way == "link":
+            place.symlink_to(target)
     refused(lambda: write(place), folder, contents(folder))
     return EXPLAINED
 

@@ -1,7 +1,6 @@
 """A build publishes one NeoBERT of its own code only, and loses no file that it does not replace."""
 
 import importlib
-import itertools
 import json
 import os
 import shutil
@@ -9,16 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import build as script
 import pytest
 import torch
-from conftest import change_config, contents, largest_file, reranker_of_modules, run_main, with_classes
+from conftest import change_config, contents, largest_file, reranker_of_modules, with_classes
 from huggingface_hub import ModelCard
 from transformers import BertConfig
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
-from neobert_hf.checkpoints import build, verify, write_card
+from neobert_hf.checkpoints import write_card
+from neobert_hf.checkpoints.build import build
 from neobert_hf.checkpoints.record import GENERATED
+from neobert_hf.checkpoints.verify import verify
 from neobert_hf.embeddings import open_embedding_model, sentence_transformer
 from neobert_hf.embeddings.reranking import open_reranker
 from neobert_hf.export.graphs import load_graph
@@ -34,66 +34,21 @@ def assert_refused(message, model, out, **options):
     assert contents(out.parent) == before
 
 
-# ---------------------------------------------------------------------------------------- what a build may replace
+# ---------------------------------------------------------------------------------------- where a build writes
 
 
-OF_SOMEONE = ["thesis.tex", "train.py", "checkpoint-500/optimizer.pt", ".git/HEAD", ".hidden/config.json", "notes.txt"]
-OF_SOMEONE += ["a.json", "tokens_of_mine.json", "my_config.json", "other.safetensors", "train_neobert.py"]
-OF_SOMEONE += ["training.json", "another_model/model.safetensors", "2024_backup/model.safetensors"]
+@pytest.mark.parametrize("name", ["thesis.tex", "checkpoint-500/optimizer.pt", ".git/HEAD", "config.json"])
+def test_a_build_is_written_to_a_new_or_empty_folder_only(saved, tmp_path, name):
+    (tmp_path / "mine" / name).parent.mkdir(parents=True)
+    (tmp_path / "mine" / name).write_text("years of work")
+    assert_refused(f"mine holds {name}; choose a new or empty folder", saved, tmp_path / "mine/new/..")
 
 
-@pytest.mark.parametrize("name", OF_SOMEONE)
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_file_that_is_no_part_of_a_model_is_not_lost(saved, tmp_path, name, overwrite):
-    mine = shutil.copytree(saved, tmp_path / "mine")
-    (mine / name).parent.mkdir(parents=True, exist_ok=True)
-    (mine / name).write_text("years of work")
-    assert_refused(
-        "mine exists and holds .*; choose another folder", saved, mine / "checkpoint-500/..", overwrite=overwrite
-    )
-
-
-def test_a_folder_is_replaced_if_this_is_asked_for_and_not_if_the_arguments_are_swapped(saved, model, tmp_path):
-    trained = shutil.copytree(saved, tmp_path / "trained")
-    (trained / "1_Pooling").mkdir()
-    (trained / "1_Pooling/config.json").write_text("{}")
-    (trained / "modules.json").write_text('[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]')
-    assert_refused("trained exists and holds .*, or give overwrite", saved, trained)
-    model.decoder.bias.data += 1
-    model.save_pretrained(saved)
-    run_main(script, "--model", saved, "--out", trained, "--overwrite")
-    assert (trained / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
-    assert not (trained / "1_Pooling").exists() and {file.name for file in tmp_path.iterdir()} == {"saved", "trained"}
-    (tmp_path / "link").symlink_to(saved)
-    assert_refused("saved is the model itself, which is never changed", tmp_path / "link", saved, overwrite=True)
-
-
-@pytest.mark.parametrize("content", [{}, {"config.txt": "1"}])
-def test_a_folder_without_a_model_is_not_replaced(saved, tmp_path, content):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/settings.json").write_text("years of work")
-    assert_refused("overwrite replaces only the folder of a model", saved, tmp_path / "mine", overwrite=True)
-
-
-def test_a_build_that_fails_leaves_what_was_there(saved, tmp_path, monkeypatch):
-    """The second of two renames fails, or the disk is full."""
-    out, move, moves = build(saved, tmp_path / "hub"), os.replace, itertools.count()
-    before = contents(out)
-
-    def fail(source, target):
-        if out in Path(target).parents and next(moves) == 30:  # some of the new files are there
-            raise OSError(28, "No space left on device")
-        move(source, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", fail)
-        with pytest.raises(OSError, match="the disk is full: hub could not be written; the previous content"):
-            build(saved, out, overwrite=True)
-    assert contents(out) == before
-    for name in ("model.safetensors", "tokenizer.json"):
-        with pytest.raises(OSError, match="hub could not be written"), largest_file((saved / name).stat().st_size - 1):
-            build(saved, out, overwrite=True)
-    assert contents(out) == before and {file.name for file in tmp_path.iterdir()} == {"saved", "hub"}
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_build_that_fails_leaves_nothing(saved, tmp_path, name):
+    with pytest.raises(OSError, match="hub cannot be written"), largest_file((saved / name).stat().st_size - 1):
+        build(saved, tmp_path / "hub")
+    assert {file.name for file in tmp_path.iterdir()} == {"saved"}
 
 
 # ---------------------------------------------------------------------------------------- what can be published
@@ -129,14 +84,12 @@ def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and
         assert again.prompts["query"] == "find: "
         head = NeoBERTForMaskedLM.from_pretrained(out).decoder.weight
         assert head.equal(NeoBERTForMaskedLM.from_pretrained(saved).decoder.weight)
-        assert not (build(saved, out, overwrite=True) / "modules.json").exists()
 
 
 def test_a_build_of_the_mini_model_has_its_weights_and_is_loaded_in_float32(tmp_path):
     """With bf16, numpy() would refuse what the model returns."""
     pytest.importorskip("sentence_transformers")
     mini, out = Path(MINI_MODEL_PATH), build(MINI_MODEL_PATH, tmp_path / "hub", model_id="org/name")
-    build(MINI_MODEL_PATH, out, model_id="org/name", overwrite=True)
     before, after = (contents(folder) for folder in (mini, out))
     same = [name for name in before if name.endswith("safetensors")]
     assert len(same) == 3 and all(before[name] == after[name] for name in same)

@@ -18,7 +18,6 @@ import neobert_hf
 from neobert_cli import commands as neobert_cli
 from neobert_hf.data import read_text_column
 from neobert_hf.embeddings import DocumentSearch, embed_files, kept, vector_files
-from neobert_hf.files.output import WRITTEN, replacing
 
 
 def run(*arguments):
@@ -73,7 +72,7 @@ def test_a_single_path_is_one_file_or_folder(folder, tmp_path):
     source.parent.mkdir()
     source.write_text("\n".join(TEXTS))
     for path in (str(source), source.parent):
-        assert embed_files(path, str(tmp_path / "out.npy"), folder)["texts"] == 3
+        assert embed_files(path, str(tmp_path / "out.npy"), folder, overwrite=True)["texts"] == 3
         assert len(DocumentSearch(path, folder, cache=tmp_path / "cache").passages) == 1
     assert len(read_text_column(source, "text")) == 3
 
@@ -124,7 +123,7 @@ def test_an_interrupted_embed_embeds_only_what_is_missing(folder, tmp_path, monk
     monkeypatch.setattr(SentenceTransformer, "encode", encode)
     expected = SentenceTransformer(folder).encode(texts, normalize_embeddings=True)
     np.testing.assert_allclose(np.load(tmp_path / "out/a.npy"), expected, atol=1e-6)  # float32, other batches
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {"a.npy", WRITTEN}
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.npy"]
 
 
 def test_kept_vectors_that_are_damaged_or_of_other_texts_are_not_used(folder, tmp_path, monkeypatch, caplog):
@@ -136,10 +135,12 @@ def test_kept_vectors_that_are_damaged_or_of_other_texts_are_not_used(folder, tm
     vectors = tmp_path / "out.npy.vectors"
     vectors.write_bytes(vectors.read_bytes()[:-8] + bytes(8))
     (tmp_path / "a.txt").write_text("the old sea\nthe fox\n")
-    run(*embed)
+    with pytest.raises(SystemExit, match=r"out\.npy\.vectors exists; name another file, or give overwrite"):
+        run(*embed)
+    run(*embed, "--overwrite")
     expected = SentenceTransformer(folder).encode(["the old sea", "the fox"])
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-6)  # float32
-    assert [line.startswith(f"{vectors} is not used") for line in caplog.messages] == [True]
+    assert [line.startswith(f"{vectors} is not used") for line in caplog.messages] == [True, True]
 
 
 def test_embed_reads_folders_and_patterns_and_truncates_at_the_given_length(folder, tmp_path):
@@ -150,12 +151,12 @@ def test_embed_reads_folders_and_patterns_and_truncates_at_the_given_length(fold
     (data / "notes.md").write_text("no texts in lines")
     cases = ((data,), ["the fox", "warm", "old sea"]), ((data / "*.txt", data / "sub"), ["the fox", "old sea"])
     for words, expected in cases:
-        run("embed", *words, "-o", tmp_path / "out.jsonl", "--model", folder)
+        run("embed", *words, "-o", tmp_path / "out.jsonl", "--model", folder, "--overwrite")
         assert read_jsonl(tmp_path / "out.jsonl")[0] == expected
     (tmp_path / "long.txt").write_text("the quick brown fox jumps\nthe quick lazy dog\n")
     vectors = []
     for length in (4, 64):  # [CLS] the quick [SEP]
-        options = ("--model", folder, "--max_length", length)
+        options = ("--model", folder, "--max_length", length, "--overwrite")
         result = run("embed", tmp_path / "long.txt", "-o", tmp_path / "a.npy", *options)
         vectors.append(np.load(tmp_path / "a.npy"))
         assert json.loads(result)["truncated"] == (2 if length == 4 else 0)
@@ -177,10 +178,10 @@ def test_embed_refuses_models_and_outputs_that_it_cannot_use(folder, tmp_path):
         ((*text, *model, *output, "--max_length", "2"), "max_length=2 leaves no token beside"),
         (("embed", tmp_path / "no.txt", *model, *output), "^neobert embed: .*No such file or folder: '.*no.txt'$"),
         (("embed", tmp_path / "*.csv", *model, *output), r"^neobert embed: .*No such file or folder: '.*\*.csv'$"),
-        ((*text, *model, "-o", tmp_path / "a.txt/out.npy"), r"a\.txt is a file, so .*/a\.txt/out\.npy cannot be in it"),
-        ((*text, *model, "-o", tmp_path / "folder.npy"), "folder.npy exists, and its content .*; name another output"),
-        ((*text, *model, "-o", tmp_path / "mine.npy"), "mine.npy exists, and its content is not of an earlier"),
-        ((*text, *model, "-o", tmp_path / "b.npy"), "b.npy.vectors exists and holds no vectors of an earlier"),
+        ((*text, *model, "-o", tmp_path / "a.txt/out.npy"), r"embed: File exists: '.*a\.txt'$"),
+        ((*text, *model, "-o", tmp_path / "folder.npy"), "folder.npy exists; name another file"),
+        ((*text, *model, "-o", tmp_path / "mine.npy"), "mine.npy exists; name another file, or give overwrite"),
+        ((*text, *model, "-o", tmp_path / "b.npy"), "b.npy.vectors exists; name another file"),
         ((*text, *model, "-o", tmp_path / "a.bin"), r"a\.bin ends in none of \.npy, \.jsonl, \.parquet; choose one"),
         ((*text, *output, "--model", tmp_path / "no"), r"/no cannot be opened \(.*\); give an existing folder or a"),
         (("embed", rows, *model, "-o", tmp_path / ".." / tmp_path.name / "a.jsonl"), "is also an input"),
@@ -198,19 +199,17 @@ def test_a_full_disk_leaves_the_earlier_file_and_the_vectors_and_no_partial_outp
     words = random.Random(0).choices(["the", "quick", "brown", "fox", "old", "sea"], k=8000)
     # rows that do not compress
     (tmp_path / "a.txt").write_text("".join(f"{' '.join(words[i : i + 8])}\n" for i in range(0, 8000, 8)))
-    embed = ("embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / name)
-    with replacing(tmp_path / name, writer="neobert embed"):
-        (tmp_path / name).write_text("earlier")
-    with largest_file(30_000), pytest.raises(SystemExit, match=f"File too large: {name}.vectors could not be written"):
+    embed = ("embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / name, "--overwrite")
+    (tmp_path / name).write_text("earlier")
+    with largest_file(30_000), pytest.raises(SystemExit, match=rf"{name}.vectors cannot be written \(.*File too large"):
         run(*embed)
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
         patch.setattr(vector_files, "writing", Mock(side_effect=KeyboardInterrupt))
         run(*embed)
-    written = f"File too large: {name} could not be written; the previous content is unchanged"
-    with largest_file(30_000), pytest.raises(SystemExit, match=written):
+    with largest_file(30_000), pytest.raises(SystemExit, match=rf"{name} cannot be written \(.*File too large"):
         run(*embed)
     assert (tmp_path / name).read_text() == "earlier" and not list(tmp_path.glob("*.part"))
     with monkeypatch.context() as patch:
         patch.setattr(SentenceTransformer, "encode", Mock(side_effect=AssertionError("a text is embedded again")))
         run(*embed)
-    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", name, WRITTEN}
+    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", name}

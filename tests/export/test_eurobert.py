@@ -91,6 +91,7 @@ def test_the_card_of_a_model_on_the_hub_names_it_as_the_base(published, tmp_path
     from huggingface_hub import ModelCard
 
     export_model(published, tmp_path / "twin", to="eurobert")
+    (tmp_path / "twin/README.md").unlink()
     write_card_of_twin("org/name", published, tmp_path / "twin")
     data = ModelCard.load(tmp_path / "twin/README.md").data
     assert (data.base_model, data.base_model_relation, data.pipeline_tag) == ("org/name", "finetune", "fill-mask")

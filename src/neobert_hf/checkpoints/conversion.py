@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.dynamic_module_utils import custom_object_save
 
-from ..files.output import check_target, new_folder
+from ..files.output import check_folder, new_folder
 from ..model.checkpoint_neobert import set_auto_map
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTModel, NeoBERTPreTrainedModel
@@ -53,7 +53,7 @@ def convert(source: str | Path, out: str | Path, base: str | Path | None = None)
             f"{folder} holds more than a model, the modules of sentence-transformers; copy config, weights and tokenizer to a "
             "folder of their own, convert that, and copy the result back"
         )
-    check_target(out)
+    check_folder(out)
     if out.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{out} is inside the source, which is never changed; choose another folder")
     base = None if base is None else resolve(base)

@@ -20,7 +20,7 @@ import yaml
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ..data.wordpiece import plain_tokenizer
+from ..data.lengths import plain_tokenizer
 from ..files.errors import one_line
 from ..files.json_files import read_json
 from ..files.terminal import printable

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,8 +17,8 @@ import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..data.lengths import Truncation, beginning, fact_of_truncated
-from ..data.wordpiece import plain_tokenizer, tokenizer_hash
+from ..data.lengths import Truncation, beginning, fact_of_truncated, tokens_lost
+from ..data.wordpiece import tokenizer_hash
 from ..files.json_files import read_json
 from ..files.terminal import printable
 from ..model.configuration_neobert import NeoBERTConfig
@@ -196,23 +195,6 @@ def what_is_read(model: SentenceTransformer | CrossEncoder, text: str) -> str:
     return text if longest is None else beginning(text, model.tokenizer, longest)
 
 
-def tokens_lost(tokenizer: PreTrainedTokenizerBase, longest: int, inputs: Sequence[str | tuple[str, str]]) -> list[int]:
-    """Return by how many tokens inputs are longer than a model reads, in any order; of a very long text, at least.
-
-    Args:
-        tokenizer: The tokenizer.
-        longest: Length in tokens at which it truncates.
-        inputs: Texts, prompts included, or pairs of texts.
-    """
-    rows = [(text,) if isinstance(text, str) else text for text in inputs]
-    # a token has at least a byte, and a pair has up to four special ones
-    if not (candidates := [row for row in rows if len("".join(row).encode()) > longest - 4]):
-        return [0] * len(rows)
-    whole = plain_tokenizer(tokenizer) if tokenizer.is_fast else tokenizer
-    lengths = [len(whole.encode(*(beginning(text, tokenizer, longest) for text in row))) for row in candidates]
-    return [max(length - longest, 0) for length in lengths] + [0] * (len(rows) - len(lengths))
-
-
 def warn_of_truncated(
     model: SentenceTransformer | CrossEncoder, what: str, inputs: Sequence, truncation: Truncation = "warn"
 ) -> None:
@@ -224,10 +206,14 @@ def warn_of_truncated(
         inputs: Texts, prompts included, or pairs of texts for a cross-encoder.
         truncation: "warn"; "error", a ValueError in place of the line; or "off".
     """
-    some = sorted(inputs, key=lambda text: len(text) if isinstance(text, str) else sum(map(len, text)))[-MOST_COUNTED:]
-    least, longest = "at least " * (len(some) < len(inputs)), longest_input(model) or sys.maxsize
-    lost = tokens_lost(model.tokenizer, longest, some) + [0] * (len(inputs) - len(some))
-    if fact := fact_of_truncated(lost, longest, truncation):
+    longest = longest_input(model)
+    if longest is None:
+        return
+    counted = sorted(inputs, key=lambda texts: len("".join(texts)))[-MOST_COUNTED:]
+    lost = tokens_lost(model.tokenizer, longest, counted)
+    fact = fact_of_truncated(lost, len(inputs), longest, truncation)
+    if fact:
+        least = "at least " if len(counted) < len(inputs) else ""
         logger.warning(f"{printable(what)}: {least}{fact}; give shorter ones or max_seq_length")
 
 

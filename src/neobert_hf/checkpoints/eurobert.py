@@ -20,10 +20,8 @@ import yaml
 from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 
-from ..files.output import replacing
 from .card import CARD, write_card
 from .layouts import BLOCK, FLOATS, WEIGHTS, read_config, read_header
-from .record import CARD_WRITER
 
 if TYPE_CHECKING:  # transformers before 5.3 has no EuroBERT
     from transformers import EuroBertConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -143,16 +141,17 @@ def write_card_of_twin(source: str, origin: Path, folder: Path) -> None:
         known = ModelCard.load(origin / CARD if is_local else source, ignore_metadata_errors=True).data.to_dict()
     except (OSError, ValueError, TypeError, yaml.YAMLError):  # none, or damaged: the new card says what is not known
         known = {}
-    with replacing(folder / CARD, writer=CARD_WRITER):  # whose later call may replace it
-        write_card(folder, folder.name, known.get("license"), known.get("language"), record_folder=origin)
-        card = ModelCard.load(folder / CARD)
-        card.data.tags = ["neobert", *card.data.tags]
-        if not is_local:
-            card.data.base_model, card.data.base_model_relation = source, "finetune"
-        what = "A NeoBERT ([arXiv 2502.19587](https://arxiv.org/abs/2502.19587)) in the layout of EuroBERT: the same numbers, "
-        what += "read by transformers 5.3 and later without remote code."
-        card.text = card.text.replace("## How to use", f"{what}\n\n## How to use", 1)
-        card.save(folder / CARD)
+    write_card(folder, folder.name, known.get("license"), known.get("language"), record_folder=origin)
+    card = ModelCard.load(folder / CARD)
+    card.data.tags = ["neobert", *card.data.tags]
+    if not is_local:
+        card.data.base_model, card.data.base_model_relation = source, "finetune"
+    what = (
+        "A NeoBERT ([arXiv 2502.19587](https://arxiv.org/abs/2502.19587)) in the layout of EuroBERT: the same numbers, "
+    )
+    what += "read by transformers 5.3 and later without remote code."
+    card.text = card.text.replace("## How to use", f"{what}\n\n## How to use", 1)
+    card.save(folder / CARD)
 
 
 def as_eurobert(tensors: Tensors, num_heads: int) -> Tensors:

@@ -6,7 +6,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 
 from ..files.json_files import read_json
-from .trust import MODEL_FILES, NAMES, check_source, foreign_settings
+from .trust import NAMES, check_source, foreign_settings
 
 SETTINGS = "config_sentence_transformers.json"  # of a model, beside modules.json
 
@@ -59,14 +59,6 @@ def _read_object(file: Path) -> dict | None:
     if not isinstance(content, dict | None):
         raise ValueError(f"{file} is no JSON object; save or download the model again")
     return content
-
-
-def replaceable_files(folder: Path, *more: str) -> tuple[str, ...]:
-    """Return patterns of the files of a model that a folder holds, and more patterns; none if it holds no model."""
-    if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json", "modules.json")):
-        return ()
-    places = ("", *(path for path, _ in read_modules(folder)))
-    return (*(str(Path(place, name)) for place in places for name in MODEL_FILES), *more)
 
 
 def check_modules(folder: Path) -> str | None:

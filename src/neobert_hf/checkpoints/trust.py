@@ -27,15 +27,6 @@ logger = logging.get_logger(__name__)
 DATA_FILES = ("*.json", "*.txt", "*.safetensors", "*.jinja", "*.model")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model")
 CODE = Path(__file__).resolve().parents[1] / "model"  # in a clone, the mini model has links to this code
-# What a saved model consists of, as patterns, also in the folders of its modules.
-MODEL_FILES = (
-    *("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json"),
-    "model-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors",
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt"),
-    *("vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
-    *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "router_config.json"),
-    *("wordembedding_config.json", "README.md", *sorted(file.name for file in CODE.glob("*_neobert.py"))),
-)
 # Names of special tokens in the files of tokenizers; the last one that a vocabulary has counts.
 SPECIAL_NAMES = {role: [f"<{role.removesuffix('_token')}>", name] for role, name in SPECIAL_TOKENS.items()}
 SPECIAL_NAMES |= {"cls_token": ["<s>", "<cls>", "[CLS]"], "sep_token": ["</s>", "<sep>", "[SEP]"]}

@@ -1,12 +1,11 @@
-"""Pairs and triplets for contrastive training, from files of rows; a YAML file may name the files and their instructions."""
+"""Pairs and triplets for contrastive training, from files of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import yaml
 from datasets import Dataset, DatasetDict
 
 from ..data.lengths import as_list
@@ -29,23 +28,26 @@ def read_pairs(file: str | Path) -> Dataset:
         OSError: The file cannot be read.
     """
     rows: list[dict] = []
-    for place, row in read_rows(file):
-        if not isinstance(row, dict) or len(row) < 2 or (rows and list(row) != list(rows[0])):
-            raise ValueError(f"{place}: {row!r} is not a row of at least two columns, the same in all lines")
-        for name, text in row.items():
-            if not checked_text(text, f"{place}: {name}", is_strict=True).strip():
-                raise ValueError(f"{place}: {name} is empty, which is neither positive nor negative; remove the line")
-        rows.append(row)
+    for row in read_rows(file):
+        values = row.values
+        if not isinstance(values, dict) or len(values) < 2 or (rows and list(values) != list(rows[0])):
+            raise ValueError(f"{row.place}: {values!r} is not a row of at least two columns, the same in all lines")
+        for name, text in values.items():
+            place = f"{row.place}: {name}"
+            if not checked_text(text, place, is_strict=True).strip():
+                raise ValueError(f"{place} is empty, which is neither positive nor negative; remove the line")
+        rows.append(values)
     if not rows:
         raise ValueError(f"{file} is empty; give at least one row")
     names = ["anchor", "positive", *(f"negative_{i}" for i in range(1, len(rows[0]) - 1))]
-    return Dataset.from_list([dict(zip(names, row.values())) for row in rows])
+    return Dataset.from_list([dict(zip(names, values.values())) for values in rows])
 
 
-def texts_of(rows: Dataset, prompt: str = "", sides: str = "both") -> list[str]:
-    """Return the texts of all columns, with the prompt before each, or before those of the first column ("query")."""
-    before = {name: prompt for name in rows.column_names[: None if sides == "both" else 1]}
-    return [before.get(name, "") + text for name in rows.column_names for text in rows[name] if isinstance(text, str)]
+def texts_of(rows: Dataset, query_prompt: str = "", document_prompt: str = "") -> list[str]:
+    """Return the texts of all columns, with a prompt before those of the first column, and another before the others."""
+    question, *documents = rows.column_names
+    prompts = {question: query_prompt} | dict.fromkeys(documents, document_prompt)
+    return [prompts[name] + text for name in prompts for text in rows[name] if isinstance(text, str)]
 
 
 def read_sets_of_pairs(files: Iterable[str | Path]) -> DatasetDict:
@@ -56,7 +58,8 @@ def read_sets_of_pairs(files: Iterable[str | Path]) -> DatasetDict:
     """
     sets = DatasetDict()
     for file in as_list(files):
-        if (name := Path(file).stem) in sets:
+        name = Path(file).stem
+        if name in sets:
             raise ValueError(f"two files have the name {name}, which identifies the set; rename one of them")
         sets[name] = read_pairs(file)
     return sets
@@ -86,25 +89,12 @@ def hold_out(sets: Sets, share: float, seed: int) -> tuple[DatasetDict, DatasetD
     Returns:
         The sets to train on, and the held-out rows of those sets that have some.
     """
-    training, held_out = as_sets(sets, "train"), DatasetDict()
+    training = as_sets(sets, "train")
+    held_out = DatasetDict()
     for name, rows in list(training.items()):
-        if (number := min(int(share * len(rows)), MOST_HELD_OUT)) > 1:
+        number = min(int(share * len(rows)), MOST_HELD_OUT)
+        if number > 1:
             parts = rows.train_test_split(number, seed=seed)
-            training[name], held_out[name] = parts["train"], parts["test"]
+            training[name] = parts["train"]
+            held_out[name] = parts["test"]
     return training, held_out
-
-
-def read_yaml(file: str | Path) -> dict[str, Any]:
-    """Read a YAML file that holds names with values; JSON is YAML too.
-
-    Raises:
-        ValueError: It is damaged or holds something else.
-        OSError: It cannot be read.
-    """
-    try:
-        content = yaml.safe_load(Path(file).read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is no YAML in UTF-8: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} holds a {type(content).__name__}; give a line NAME: VALUE for each set")
-    return content

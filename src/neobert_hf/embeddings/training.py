@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.record import write_record
 from ..data.lengths import as_list, check_leaves_tokens
 from ..files.messages import say
-from ..files.output import content_hash, file_hash, keeping, saving
+from ..files.output import content_hash, file_hash, saving
 from ..runs import CheckedCheckpoints
-from ..runs.manifests import what_is_left
 from ..runs.progress import without_bars
 from ..runs.resume import curve_of, lock_run, train_or_resume
 from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
@@ -31,7 +29,7 @@ from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
 # Values of a run that its card shows.
 SHOWN = (
     *("batch_size", "learning_rate", "warmup_steps", "bf16", "seed", "max_seq_length", "temperature"),
-    *("sampling_exponent", "num_negatives", "num_candidates", "context_size", "batches"),
+    *("num_negatives", "num_candidates", "context_size", "batches"),
 )
 
 
@@ -71,6 +69,10 @@ class PairTrainer(CheckedCheckpoints):
         for module in self.model.modules():
             if isinstance(module, WordWeights):
                 module.requires_grad_(False)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save without the card of sentence-transformers, which shows texts of the training data."""
+        self.model.save_pretrained(output_dir or self.args.output_dir, create_model_card=False)
 
 
 def open_sets(arguments: PairArguments, seed: int) -> tuple[DatasetDict, DatasetDict]:
@@ -121,21 +123,8 @@ def train_and_record(
         FileExistsError: The folder holds another model, or checkpoints of another run.
         ValueError: A checkpoint is damaged or belongs to another run, or another training writes to the folder.
     """
-    source, folder = model[0].model.name_or_path, Path(training.output_dir)
-    values = asdict(arguments) | {"max_seq_length": model.max_seq_length}
-    run = {
-        "arguments": {name: values[name] for name in values if name not in ("validation_files", "clusters_dir")},
-        "sha256": {
-            str(file): file_hash(file) for file in _input_files([*(arguments.train_files or ()), *files, source])
-        },
-        "model": content_hash(str(model)),  # its modules, such as the pooling
-        "prompts": getattr(training, "prompts", None),
-        "num_rows": {name: len(part) for name, part in sets.items()},
-        "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
-        **curve_of(training),
-    }
-    if not arguments.train_files:  # sets made in Python; hashes of the files identify others
-        run["texts"] = {name: content_hash(part.to_dict()) for name, part in sets.items()}
+    folder = Path(training.output_dir)
+    run = _identity(model, training, sets, arguments, files)
     before: list[dict] = []
 
     def make_trainer(checkpoint: Path | None) -> BaseTrainer:
@@ -147,12 +136,9 @@ def train_and_record(
     with lock_run(folder):
         trainer = train_or_resume(make_trainer, training, run)
         trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # computes in float32, as when it is opened
-        is_first = trainer.is_world_process_zero()
-        # the card of sentence-transformers shows texts of the training data
-        kept = keeping(folder / "README.md") if is_first else nullcontext()
-        with saving(folder, what_is_left(folder)), without_bars(), kept:
+        with saving(folder), without_bars():
             trainer.save_model()
-        if not is_first:
+        if not trainer.is_world_process_zero():
             return []
         scores = []
         for evaluator, old, new in zip(evaluators, before, _evaluate(trainer, evaluators)):
@@ -160,12 +146,34 @@ def train_and_record(
             say(f"{evaluator.name} {name}: {old[name]:.4f} before the training, {new[name]:.4f} after it")
             metrics = {name: value for name, value in new.items() if not name.startswith("base_")}
             scores.append({"dataset": evaluator.name, "split": "validation", "metrics": metrics, "before": old})
-        figures = {**run, **values}
-        settings = {"steps": trainer.state.global_step, **{name: figures[name] for name in SHOWN if name in figures}}
+        figures = {**run, **asdict(arguments), "max_seq_length": model.max_seq_length}
+        settings = {name: figures[name] for name in SHOWN if name in figures}
+        settings = {"steps": trainer.state.global_step} | settings
         names = {Path(file).stem: Path(file).name for file in arguments.train_files or ()}
         rows = {names.get(name, name): number for name, number in (rows or run["num_rows"]).items()}
+        source = model[0].model.name_or_path
         write_record(folder, training, source=source, rows=rows, scores=scores, settings=settings, **facts)
     return scores
+
+
+def _identity(model, training, sets, arguments, files):
+    """What decides the weights of a training, in plain types; a resume compares it."""
+    values = asdict(arguments) | {"max_seq_length": model.max_seq_length}
+    for name in ("validation_files", "clusters_dir"):
+        values.pop(name, None)
+    inputs = _input_files([*(arguments.train_files or ()), *files, model[0].model.name_or_path])
+    run = {
+        "arguments": values,
+        "sha256": {str(file): file_hash(file) for file in inputs},
+        "model": content_hash(str(model)),  # its modules, such as the pooling
+        "prompts": getattr(training, "prompts", None),
+        "num_rows": {name: len(part) for name, part in sets.items()},
+        "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
+        **curve_of(training),
+    }
+    if not arguments.train_files:  # sets made in Python; hashes of the files identify others
+        run["texts"] = {name: content_hash(part.to_dict()) for name, part in sets.items()}
+    return run
 
 
 def _evaluate(trainer: BaseTrainer, evaluators: Sequence[BaseEvaluator]) -> list[dict[str, float]]:

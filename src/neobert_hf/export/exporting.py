@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from transformers.utils import logging
 from ..checkpoints.eurobert import open_twin, save_twin, twin_config, write_card_of_twin
 from ..checkpoints.layouts import WEIGHTS, quiet
 from ..checkpoints.modules import SETTINGS
-from ..files.output import check_target, new_folder, write_json, writing
+from ..data.lengths import as_list
+from ..files.output import check_folder, new_folder, write_json, writing
 from ..model.modeling_neobert import AUTO_CLASSES
 from .graphs import EMBEDDING, LOADING, MULTI_VECTOR, TASKS, EmbeddingGraph, Graph, SearchGraph, load_graph
 from .onnx import write_int8, write_onnx, write_openvino
@@ -64,7 +65,7 @@ def export_model(
         ImportError: A package is missing.
     """
     formats = _check_formats(to, int8, fp16, dtype)
-    check_target(Path(out))
+    check_folder(Path(out))
     graph = load_graph(source, task)
     if formats == {"eurobert"}:
         twin_config(graph.model, graph.task, graph.tokenizer)  # an error if it has no such twin
@@ -73,10 +74,9 @@ def export_model(
         if formats == {"eurobert"}:
             report = {WEIGHTS: _write_eurobert(reference, built)}
         else:
-            report = {
-                name: _write_file(reference, built / name, write, kind)
-                for name, write, kind in _planned_files(graph, built, formats, int8, fp16, dtype)
-            }
+            report = {}
+            for name, write, kind in _planned_files(graph, built, formats, int8, fp16, dtype):
+                report[name] = _write_file(reference, built / name, write, kind)
             if "onnx" not in formats and "openvino" in formats:  # it was made of the ONNX file
                 shutil.rmtree(built / "onnx")
                 del report[FILES["onnxruntime"]["fp32"]]
@@ -86,45 +86,51 @@ def export_model(
 
 def _check_formats(to: Iterable[str], int8: bool, fp16: bool, dtype: str) -> set[str]:
     """Return the formats, after a check of the arguments and of the packages that they need."""
-    formats = {to} if isinstance(to, str) else set(to)
+    formats = set(as_list(to))
     if not formats or not formats <= PACKAGES.keys():
         raise ValueError(f"to={sorted(formats)} is not one or more of {', '.join(PACKAGES)}")
     if "eurobert" in formats and len(formats) > 1:
         raise ValueError("eurobert is a model with its own config.json; export it to a folder of its own")
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
-    needs = {"int8": (int8, {"onnx", "openvino"}), "fp16": (fp16, {"onnx"}), "dtype": (dtype != "f32", {"gguf"})}
-    for option, (is_given, needed) in needs.items():
+    needs = [
+        ("int8", int8, {"onnx", "openvino"}),
+        ("fp16", fp16, {"onnx"}),
+        ("dtype", dtype != "f32", {"gguf"}),
+    ]
+    for option, is_given, needed in needs:
         if is_given and not needed & formats:
-            raise ValueError(
-                f"{option} is for {' and '.join(sorted(needed))} files; add such a format, or leave it out"
-            )
+            fault = f"{option} is for {' and '.join(sorted(needed))} files"
+            raise ValueError(f"{fault}; add such a format, or leave it out")
     for name in sorted(formats):
-        if missing := [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]:
+        missing = [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]
+        if missing:
             raise ImportError(f"{' and '.join(missing)} not installed; install: pip install 'neobert_hf[{name}]'")
     if "eurobert" in formats and importlib.util.find_spec("transformers.models.eurobert") is None:
-        raise ImportError(
-            f"transformers {importlib.metadata.version('transformers')} has no EuroBERT; install transformers 5.3 or newer"
-        )
+        version = importlib.metadata.version("transformers")
+        raise ImportError(f"transformers {version} has no EuroBERT; install transformers 5.3 or newer")
     return formats
 
 
 def _planned_files(
     graph: Graph, built: Path, formats: set[str], int8: bool, fp16: bool, dtype: str
-) -> list[tuple[str, Callable[[Path], None], str]]:
-    """The name of each file, the function that writes it, and the kind of its numbers."""
-    onnx, openvino = FILES["onnxruntime"], FILES["openvino"]
-    whole, has_openvino = built / onnx["fp32"], "openvino" in formats
-    rows = [
-        ("gguf" in formats, f"model-{dtype}.gguf", partial(_write_gguf, graph, dtype), DTYPES[dtype]),
-        (formats != {"gguf"}, onnx["fp32"], partial(write_onnx, graph), "float32"),
-        (int8 and "onnx" in formats, onnx["int8"], partial(write_int8, whole), "int8"),
-        (has_openvino, openvino["fp32"], partial(write_openvino, whole), "float32"),
-        (has_openvino and int8, openvino["int8"], partial(write_openvino, whole, int8=True), "int8"),
-        # the last one, because it rounds the graph itself
-        (fp16, onnx["fp16"], partial(write_onnx, graph, fp16=True), "float16"),
-    ]
-    return [row[1:] for row in rows if row[0]]
+) -> Iterator[tuple[str, Callable[[Path], None], str]]:
+    """Yield the name of each file, the function that writes it, and the kind of its numbers."""
+    onnx = FILES["onnxruntime"]
+    openvino = FILES["openvino"]
+    whole = built / onnx["fp32"]
+    if "gguf" in formats:
+        yield f"model-{dtype}.gguf", partial(_write_gguf, graph, dtype), DTYPES[dtype]
+    if formats != {"gguf"}:
+        yield onnx["fp32"], partial(write_onnx, graph), "float32"
+    if int8 and "onnx" in formats:
+        yield onnx["int8"], partial(write_int8, whole), "int8"
+    if "openvino" in formats:
+        yield openvino["fp32"], partial(write_openvino, whole), "float32"
+    if int8 and "openvino" in formats:
+        yield openvino["int8"], partial(write_openvino, whole, int8=True), "int8"
+    if fp16:  # the last one, because it rounds the graph itself
+        yield onnx["fp16"], partial(write_onnx, graph, fp16=True), "float16"
 
 
 def _write_gguf(graph: Graph, dtype: str, file: Path) -> None:
@@ -141,7 +147,7 @@ def _write_file(reference: Reference, file: Path, write: Callable[[Path], None],
     except (ValueError, OSError, ImportError, MemoryError):
         raise
     except Exception as error:  # onnx, ONNX Runtime and OpenVINO have no class for a full disk
-        raise OSError(f"{file.name} is damaged ({' '.join(str(error).split())}; is the disk full?)") from error
+        raise OSError(f"{file.name} cannot be written ({' '.join(str(error).split())})") from error
     entry = {"bytes": sum(part.stat().st_size for part in file.parent.glob(f"{file.stem}.*"))}  # with weights beside it
     if file.suffix != ".gguf":
         return {**entry, **reference.check(file, open_graph(file)[1], kind)}

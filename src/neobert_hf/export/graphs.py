@@ -58,8 +58,11 @@ class Graph(nn.Module):
 
     def __init__(self, task: str, model: NeoBERTPreTrainedModel, tokenizer: PreTrainedTokenizerBase | None):
         super().__init__()
-        self.task, self.outputs = task, TASKS[task][1]
-        self.model, self.tokenizer, self.prompts = model, tokenizer, {}
+        self.task = task
+        self.outputs = TASKS[task][1]
+        self.model = model
+        self.tokenizer = tokenizer
+        self.prompts = {}
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the outputs in the order of `outputs`; the inputs are (B, L)."""
@@ -89,7 +92,8 @@ class EmbeddingGraph(Graph):
 
     def __init__(self, chain: SentenceTransformer | CrossEncoder, task: str = EMBEDDING):
         super().__init__(task, chain[0].model, chain.tokenizer)
-        self.chain, self.modules_after, last = chain, nn.ModuleList(list(chain)[1:]), chain[-1]
+        self.chain = chain
+        self.modules_after = nn.ModuleList(list(chain)[1:])
         self.kinds = [type(module).__name__ for module in self.modules_after]
         self.result = "scores" if type(chain).__name__ == "CrossEncoder" else "sentence_embedding"
         self.dimension = getattr(chain, "truncate_dim", None)  # `encode` cuts behind all modules
@@ -100,7 +104,7 @@ class EmbeddingGraph(Graph):
             weight = self.modules_after[self.kinds.index("WordWeights")].emb_layer.weight.data
             weight *= 2.0 ** (4 - torch.frexp(weight.max()).exponent)  # at most 16, without rounding
         # a Normalize may be one of token states
-        self.ends_normalized = self.kinds[-1] == "Normalize" and last.module_output_name == self.result
+        self.ends_normalized = self.kinds[-1] == "Normalize" and chain[-1].module_output_name == self.result
         is_bare = self.kinds in (["Pooling"], ["Pooling", "Normalize"])
         self.keeps_tokens = is_bare and isinstance(self.pooling.pooling_mode, str)
         self.pooling_mode = self.pooling.pooling_mode if self.keeps_tokens else "mean"  # of `last_hidden_state`
@@ -141,7 +145,9 @@ class SearchGraph(Graph):
 
     def __init__(self, chain: SparseEncoder | MultiVectorEncoder, modules: list, query: nn.Module | None, task: str):
         super().__init__(task, modules[0].model, modules[0].tokenizer)
-        self.chain, self.query, self.modules_after = chain, query, nn.ModuleList(modules[1:])
+        self.chain = chain
+        self.query = query
+        self.modules_after = nn.ModuleList(modules[1:])
         ids_1V = torch.arange(self.model.config.vocab_size)[None]
         every_token = {"input_ids": ids_1V, "attention_mask": torch.ones_like(ids_1V)}
         masks = [module for module in modules if type(module).__name__ == "MultiVectorMask"]
@@ -153,11 +159,14 @@ class SearchGraph(Graph):
         found = self.model(input_ids=input_ids, attention_mask=attention_mask)
         is_real = attention_mask[..., None].float()
         if self.task == SPARSE:
-            pooling, logits = self.modules_after[0], found.logits.float() * is_real
+            pooling = self.modules_after[0]
+            logits = found.logits.float() * is_real
             if pooling.pooling_strategy == "max":  # first: the functions keep the order, and have less to compute
                 logits = logits.amax(1, keepdim=True)
             weights = logits.relu().log1p()
-            return ((weights.log1p() if pooling.activation_function == "log1p_relu" else weights).sum(1),)
+            if pooling.activation_function == "log1p_relu":
+                weights = weights.log1p()
+            return (weights.sum(1),)
         vectors = {"token_embeddings": found.last_hidden_state.float() * is_real}
         for module in self.modules_after:
             vectors = module(vectors)  # a mask does nothing without input_ids

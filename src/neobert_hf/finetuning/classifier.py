@@ -41,8 +41,7 @@ from transformers import (
 
 from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.adapters import BASE_FILE, labels_of_adapter, open_adapter, save_adapter, set_label_type
-from ..checkpoints.embedding_models import tokens_lost
-from ..data.lengths import Truncation, beginning, fact_of_truncated
+from ..data.lengths import Truncation, beginning, fact_of_truncated, tokens_lost
 from ..files.json_files import read_json
 from ..files.messages import say
 from ..files.output import content_hash, writing
@@ -51,7 +50,7 @@ from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
 from .baseline import tfidf_outputs
 from .head import WEAK, choose_strength, cross_validated, fit_linear, inputs_of_last_layer, last_layer
 from .job import CROSS_VALIDATION, Job, all_or_nothing
-from .rows import as_list, check_known, given_names, labels_of
+from .rows import check_known, given_names, labels_of, listed
 from .summary import say_worst
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, one_or_pair, text_classes
 
@@ -176,7 +175,7 @@ class Classifier(ClassifierMixin, Job):
         return found | {"head_first": self._is_head_first, "adapter": adapter}
 
     def _row(self, text: Any, *label) -> tuple:
-        text = as_list(text)
+        text = listed(text)
         if isinstance(text, list) and len(text) != 2:
             raise ValueError(f"{len(text)} texts; give one text, or a pair")
         text = one_or_pair(dict(zip(("text 1", "text 2"), text)) if isinstance(text, list) else {"text": text})
@@ -234,7 +233,7 @@ class Classifier(ClassifierMixin, Job):
             self._names = self._names or ["label"]
             self._best_metric = "pearson"
         else:
-            values = [value for label in given[1] for value in labels_of(as_list(label))]
+            values = [value for label in given[1] for value in labels_of(listed(label))]
             for value in np.array(values).tolist()[:1]:  # all have one type now
                 if not isinstance(value, str):
                     self._label_type = type(value).__name__
@@ -360,8 +359,8 @@ class Classifier(ClassifierMixin, Job):
 
         rows, limit = rows.map(tokens, batched=True, remove_columns=rows.column_names), tokenizer.model_max_length
         full = [text for text, ids in zip(texts, rows["input_ids"]) if len(ids) >= limit]
-        lost = tokens_lost(tokenizer, limit, full) + [0] * (len(texts) - len(full))
-        self._truncated = fact_of_truncated(lost, limit, self.truncation)
+        lost = tokens_lost(tokenizer, limit, full)
+        self._truncated = fact_of_truncated(lost, len(texts), limit, self.truncation)
         if labels is None:
             return rows
         targets = self.encode(labels)

@@ -33,19 +33,26 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 from transformers.utils import logging
 
 from ..checkpoints import MINI_MODEL_PATH
-from ..checkpoints.modules import replaceable_files
 from ..checkpoints.record import origin_of, write_record
 from ..checkpoints.trust import load_tokenizer
 from ..data.lengths import check_leaves_tokens, check_max_length
 from ..files import messages
 from ..files.json_files import read_json
-from ..files.output import check_target, content_hash, replacing, saving, vacated, write_json
+from ..files.output import (
+    check_file,
+    check_is_no_input,
+    content_hash,
+    list_files,
+    listed_files,
+    new_folder,
+    saving,
+    write_json,
+)
 from ..runs import CheckedCheckpoints, FineTuningArguments, default_learning_rate
 from ..runs.arguments import EPOCHS, is_best_if_large
-from ..runs.manifests import what_is_left
 from ..runs.progress import without_bars
-from ..runs.resume import RESULTS, RUN, TRAINING_FILES, curve_of, lock_run, train_or_resume
-from .predictions import PREDICTION, write_predictions
+from ..runs.resume import RUN, curve_of, lock_run, train_or_resume
+from .predictions import write_predictions
 from .rows import LabelledRows
 from .summary import say_scores
 
@@ -490,10 +497,8 @@ class Job(BaseEstimator, ABC):
             files = [folder / name.format(split.split()[0]) for name in OF_CLASSES]
             prefixes = {kind: f"{prefix}_{kind}" for kind in scores} | {"metrics": prefix}
             values = {f"{prefixes[kind]}_{name}": value for kind in scores for name, value in scores[kind].items()}
-            # those of the validation belong to the run, which has its folder
-            with replacing(results, *files, writer=PREDICTION) if split == "test" else nullcontext():
-                write_json(results, values, writer=PREDICTION if split == "test" else None)
-                self._report_classes(outputs, labels, *files)
+            write_json(results, values)
+            self._report_classes(outputs, labels, *files)
         if worse := names_of_worse(found, base):
             decided = self._decide(outputs)
             are_equal = len(decided) > 1 and decided.count(decided[0]) == len(decided)
@@ -523,7 +528,14 @@ class Job(BaseEstimator, ABC):
         """Write what a job says of each class, print a part of it, and perhaps draw it."""
 
     @told
-    def predict_rows(self, data: LabelledRows, training: FineTuningArguments, file: str | None = None, **more) -> None:
+    def predict_rows(
+        self,
+        data: LabelledRows,
+        training: FineTuningArguments,
+        file: str | None = None,
+        overwrite: bool = False,
+        **more,
+    ) -> None:
         """Predict the test rows of files: a file of predictions, and metrics over the rows with a label that counts.
 
         A row without a text has an empty prediction. The record of a model that was saved before gets the metrics.
@@ -532,10 +544,11 @@ class Job(BaseEstimator, ABC):
             data: Rows of files.
             training: Training arguments; their folder gets the files.
             file: File of the predictions; None takes predictions.csv or predictions.jsonl in the folder.
+            overwrite: Replace files; those in the folder of its own training are always replaced.
             more: Further arguments of `prediction_rows`.
 
         Raises:
-            FileExistsError: A file to write is there, and is not of an earlier prediction.
+            FileExistsError: A file to write exists.
             ValueError: The file cannot hold a value of the rows.
         """
         assert data.test  # the caller asks first whether there are test rows
@@ -543,7 +556,7 @@ class Job(BaseEstimator, ABC):
         files = [folder / name.format("test") for name in ("{}_results.json", *OF_CLASSES)]
         files += [Path(file)] if file else [folder / f"predictions.{ending}" for ending in ("csv", "jsonl")]
         for each in files:
-            check_target(each, PREDICTION, way_out="give another folder or predictions_file")
+            check_file(each, overwrite or self._is_own(each.parent))
         outputs = self.outputs(*inputs, training=training)
         self._count_seen(inputs, "test")
         counted = [i for i, label in enumerate(labels or ()) if label is not None]
@@ -560,7 +573,9 @@ class Job(BaseEstimator, ABC):
         if training.should_save:
             answered = [data.test_rows[i] for i in data.test_places]
             rows = self.prediction_rows(outputs, answered, **more)
-            write_predictions(file, data.with_empty(rows), folder)
+            write_predictions(file, data.with_empty(rows), folder, overwrite=True)
+            if listed_files(folder):
+                list_files(folder, [each.name for each in files if each.parent == folder and each.exists()])
 
     @told
     def save(self, folder: str | Path, data: LabelledRows | None = None, overwrite: bool = False) -> None:
@@ -569,26 +584,28 @@ class Job(BaseEstimator, ABC):
         Args:
             folder: Folder: new, empty, or `output_dir` of the training.
             data: Rows of the training, if they are those of files, whose names the record has.
-            overwrite: Replace another model in the folder, and remove all that belongs to it: card, record, results, pictures,
-                modules, predictions, checkpoints.
+            overwrite: Replace another model that `save` has written, with what its record lists: card, results, predictions.
 
         Raises:
-            FileExistsError: The folder holds another model, or with `overwrite` another file.
+            FileExistsError: The folder holds another model, or with `overwrite` a file that is not listed.
             OSError: A file cannot be written.
         """
         folder, network, origin = Path(folder), self.model_, origin_of(self._source)
-        is_own = self._run is not None and (folder / RUN).is_file() and read_json(folder / RUN) == self._run
-        remedy = "since overwrite=True replaces only" if overwrite else "or give overwrite=True to replace"
-        options: dict[str, Any] = {"way_out": f"choose another folder, {remedy} the files of a model"}
-        options["replaceable"] = replaceable_files(folder, *RESULTS, *TRAINING_FILES) if overwrite else ()
         if self._training is None or hasattr(network, "merge_and_unload"):
-            options["inputs"] = [self._source]  # whose folder would lose its record, or the base of the adapter
-        is_first = PartialState().is_main_process and not is_own
-        with saving(folder, what_is_left(folder)), vacated(folder, **options) if is_first else nullcontext():
-            self._save_weights(folder)
-        PartialState().wait_for_everyone()  # the other processes may read what the first one has written
+            check_is_no_input(folder, [self._source])  # it would lose its record, or the base of the adapter
+        is_new = PartialState().is_main_process and not self._is_own(folder)
+        with saving(folder), new_folder(folder, overwrite) if is_new else nullcontext(folder) as place:
+            self._save_weights(place)
+            self._saved = place, data, origin
+            self._write_record()
+            if is_new:
+                list_files(place, [file.relative_to(place).as_posix() for file in place.rglob("*") if file.is_file()])
         self._saved = folder, data, origin
-        self._write_record()
+        PartialState().wait_for_everyone()  # the other processes may read what the first one has written
+
+    def _is_own(self, folder: Path) -> bool:
+        """Whether a folder is that of the training of this model."""
+        return self._run is not None and (folder / RUN).is_file() and read_json(folder / RUN) == self._run
 
     def _write_record(self) -> None:
         """Write the record of the training into the folder of the saved model, if there are both."""

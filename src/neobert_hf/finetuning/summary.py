@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..files.messages import say, say_next
-from ..files.output import matches
-from ..runs.resume import files_of_model
 
 MOST_SHOWN = 5  # classes in a line
 TOLD = ("README.md", "*_results.json", "classification_report_*.txt", "*.png", "predictions.*")  # files for a reader
@@ -38,9 +36,8 @@ def say_saved(folder: str | Path, *command: str, test_file: str = "NEW.csv") -> 
         command: Command of `neobert` that predicts with it, if there is one, and options of it.
         test_file: Name of a file that this command reads.
     """
-    names = files_of_model(folder)
-    shown = [name for name in names if matches(Path(name), TOLD)]
-    kind = "adapter" if "adapter_config.json" in names else "model"
+    shown = [file.name for pattern in TOLD for file in sorted(Path(folder).glob(pattern))]
+    kind = "adapter" if Path(folder, "adapter_config.json").exists() else "model"
     say(f"{folder} has the {kind}, {', '.join(shown)}")
     commands = [("serve", folder), ("export", folder, f"{folder}-exported")] if kind == "model" else []
     if command:
