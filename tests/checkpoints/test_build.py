@@ -46,7 +46,10 @@ def test_a_build_is_written_to_a_new_or_empty_folder_only(saved, tmp_path, name)
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_build_that_fails_leaves_nothing(saved, tmp_path, name):
-    with pytest.raises(OSError, match=r"hub cannot be written|File too large"), largest_file((saved / name).stat().st_size - 1):
+    with (
+        pytest.raises(OSError, match=r"hub cannot be written|File too large"),
+        largest_file((saved / name).stat().st_size - 1),
+    ):
         build(saved, tmp_path / "hub")
     assert {file.name for file in tmp_path.iterdir()} == {"saved"}
 
