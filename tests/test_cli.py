@@ -47,8 +47,6 @@ def run(*arguments):
         (["tokenize", "--output_dir", "a", "--tokenizer_name", "b", "--files", "c", "--sample_by", "page"],
          "neobert tokenize: error: argument --sample_by: invalid choice: 'page'"),
         (["embed", "a", "--ouptut", "b"], "neobert embed: error: unknown argument --ouptut; did you mean --output?"),
-        (["embed", "a", "-o", "b", "--text-column=9"],
-         "neobert embed: error: unknown argument --text-column; did you mean --text_column?"),
         (["embed", "a", "b", "-o", "b", "-x"], "neobert embed: error: unrecognized arguments: -x"),
         (["serach", "--top_k", "3"], "neobert: error: unknown command serach; did you mean search?"),
         (["finetune_classifier"], "neobert: error: unknown command finetune_classifier; did you mean finetune-classifier?"),

@@ -389,7 +389,6 @@ def take_another(file, content):
 
 
 DAMAGES = {
-    "zeroed vectors": lambda file, content: file.write_bytes(content[:-400] + bytes(400)),
     "a flipped bit of the hash": flip(0),
     "a flipped bit of the passages": flip(0.2),
     "a flipped bit of a vector": flip(0.9999),
@@ -590,21 +589,16 @@ def test_the_mini_model_finds_the_passage_and_the_command_prints_file_line_and_p
 
 BAD = [
     (["nowhere", "fox"], "No such file or folder: 'nowhere'"),
-    (["no*.md", "fox"], r"No such file or folder: 'no\*.md'"),
     (["notes", "?!"], r"the question '\?!' has no words; ask in words"),
-    (["notes", "   ", "--json"], "has no words"),
     (["nothing", "fox", "--json"], "nothing: no text to search"),
     (["notes", "fox", "--top_k", "0"], "top_k=0 is less than 1"),
     (["notes", "fox", "--word_weight", "40"], "word_weight=40.0 is not between 0 and 1"),
     (["empty.pdf", "fox"], r"empty.pdf cannot be read as PDF \("),
     (["notes", "fox", "--max_length", "2"], "max_length=2 leaves no token"),
-    (["empty.md", "fox"], r"empty.md: no text to search; files: 0, passages: 0"),
     (["pictures", "fox"], r"pictures: no text to search; files: 0, passages: 0; skipped: .png 1"),
     (["old.txt", "fox"], "old.txt is not text, or its encoding cannot be guessed; name it, if it is text"),
-    (["old.txt", "fox", "--encoding", "utf-8"], "old.txt, line 1 is not utf-8 .byte 0x80.; save it as UTF-8"),
     (["old.txt", "fox", "--encoding", "latin9000"], "unknown encoding: latin9000; --encoding takes a name that Python"),
     (["notes", "fox", "--include", "*.py"], "notes: no text to search; files: 0, passages: 0; skipped: excluded 4"),
-    (["binary", "fox"], "binary is not text, or its encoding"),
     (["loop.txt", "fox"], "Too many levels of symbolic links: 'loop.txt'"),
     (["rows.csv", "fox"], "rows.csv, line 2: no column 'text'; name .*one of body"),
     (["notes", "fox", "--model", "no"], "no cannot be opened"),
@@ -616,11 +610,9 @@ def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embe
     monkeypatch.chdir(notes.parent)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     for name, content in {
-        "empty.md": b"",
         "empty.pdf": b"",
         "pictures/a.png": b"\0",
         "old.txt": bytes(range(128, 256)),
-        "binary": b"\x7fELF\xff\x00",
         "rows.csv": b"body\nfox\n",
     }.items():
         file = notes.parent / name

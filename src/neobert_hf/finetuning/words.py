@@ -126,7 +126,7 @@ def checked_tags(words: Sequence[str], tags: Any) -> list[str]:
     """
     tags = listed(tags)
     if tags is None:
-        raise Missing("the tags are missing; give a list of tags")
+        raise Missing("the tags are None; give a list of tags")
     if not isinstance(tags, list):
         raise ValueError(f"the tags are {tags!r:.80}; give a list of tags")
     if len(words) != len(tags):
