@@ -19,7 +19,6 @@ from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM, NeoBERTForSequenceCl
 from neobert_hf.checkpoints import write_card
 from neobert_hf.checkpoints.card import UNKNOWN_LICENSE
 from neobert_hf.checkpoints.record import GENERATED
-from neobert_hf.checkpoints.verify import verify
 from neobert_hf.embeddings import open_embedding_model, sentence_transformer
 from neobert_hf.embeddings.reranking import open_reranker
 from neobert_hf.export.graphs import load_graph
