@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from transformers.utils import logging
 
-from neobert_hf.checkpoints import build
+from neobert_hf.checkpoints.build import build
 from neobert_hf.runs import run_script
 
 

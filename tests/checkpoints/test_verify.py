@@ -10,7 +10,7 @@ import verify as script
 from conftest import run_main
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, sentence_transformer
-from neobert_hf.checkpoints import verify
+from neobert_hf.checkpoints.verify import verify
 
 
 @pytest.fixture(scope="module")
