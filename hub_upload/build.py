@@ -7,9 +7,9 @@ python hub_upload/push.py HUB_DIR org/name
 import sys
 from dataclasses import dataclass, field
 
+from building import build
 from transformers.utils import logging
 
-from neobert_hf.checkpoints.build import build
 from neobert_hf.runs import run_script
 
 

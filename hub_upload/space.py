@@ -26,10 +26,10 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM
-from neobert_hf.checkpoints.layouts import quiet
 from neobert_hf.embeddings import open_embedding_model
 from neobert_hf.export.onnx import write_int8, write_onnx
 from neobert_hf.files import check_folder, new_folder
+from neobert_hf.files.terminal import quiet
 
 PAGE = Path(__file__).with_name("space")
 sys.path.append(str(PAGE.parents[1] / "examples/documentation_search"))

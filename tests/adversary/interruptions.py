@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -11,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from adversary.machinery import RIGHT, Failed, Family, Outcome, at_event, explained, fork_case
-from adversary.workbench import COMMANDS, TRAININGS, Reference, Workbench, files_of, losses_of, weights_of
+from adversary.workbench import COMMANDS, TRAININGS, Reference, Workbench, losses_of, weights_of
+from conftest import contents
 
 from neobert_hf.runs import last_complete_checkpoint
 
@@ -102,15 +104,12 @@ def check_result(name: str, folder: Path, reference: Reference) -> None:
     """Check that the result equals the uninterrupted run bitwise."""
     if name == "tokenizing":
         found, expected = (
-            {
-                file: digest
-                for file, digest in files_of(f).items()
-                if ("ids/" in file and ".ds" in file) or file == "manifest.json"
-            }
-            for f in (folder, reference.folder)
+            {file: content for file, content in contents(each).items() if re.match(r"ids/.*\.ds|manifest.json$", file)}
+            for each in (folder, reference.folder)
         )
         if found != expected:
-            raise Failed(f"silently wrong: {sorted(set(found.items()) ^ set(expected.items()))} differ")
+            differ = [file for file in {*found, *expected} if found.get(file) != expected.get(file)]
+            raise Failed(f"silently wrong: {sorted(differ)} differ")
         return
     if not _same_weights(folder, reference.folder):
         raise Failed("silently wrong: the weights differ")

@@ -265,7 +265,7 @@ def test_the_start_of_a_chain_of_trainings_is_named(start, words, model, tokeniz
     "name, content, message",
     [
         ("adapter_config.json", "{}", "names no base_model_name_or_path"),
-        ("adapter_config.json", "[]", "names no base_model_name_or_path"),
+        ("adapter_config.json", "[]", "is no JSON object"),
         ("config_sentence_transformers.json", "[]", "is no JSON object"),
         ("config_sentence_transformers.json", '{"model_type": ["x"]}', "holds a .*x.*, which is not one of"),
         ("README.md", None, "is a pipe"),

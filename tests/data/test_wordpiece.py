@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from transformers import PreTrainedTokenizerFast as StockTokenizer
 
 from neobert_hf import NeoBERTConfig
-from neobert_hf.checkpoints.trust import load_tokenizer
+from neobert_hf.checkpoints.tokenizer import load_tokenizer
 from neobert_hf.data import wordpiece
 from neobert_hf.data.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece, write_wordpiece
 

@@ -16,16 +16,15 @@ pytest.importorskip(
 )
 
 import train_contrastive
-from conftest import SENTENCE, fill_disk_at_the_last_save, new_encoder, run_main
+from conftest import SENTENCE, files_of_pairs, fill_disk_at_the_last_save, flags, losses_of, run_main
 from datasets import Dataset, DatasetDict
 from launch import on_two_processes
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicatesBatchSampler
 from torch.utils.data import ConcatDataset, RandomSampler
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTModel
-from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.embeddings import (
     ContrastiveArguments,
     ContrastiveTrainer,
@@ -169,7 +168,6 @@ def test_caching_and_padding_do_not_change_the_gradients(folder, options):
 
 
 QUIET = dict(warmup_steps=10, use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True)
-SIZE = dict(hidden_size=64, num_hidden_layers=2, intermediate_size=96)
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeio"]
 
 
@@ -198,31 +196,16 @@ def test_a_single_set_is_a_set_and_a_single_path_a_path(folder, tmp_path):
 
 @pytest.fixture
 def command(folder, tmp_path):
-    rng = np.random.default_rng(0)
-    words = SENTENCE.split()
-    files = []
-    for name, count in {"large": 90, "small": 12}.items():
-        rows = [{"q": " ".join(rng.choice(words, 3)), "d": " ".join(rng.choice(words, 6))} for _ in range(count)]
-        files.append(str(tmp_path / f"{name}.jsonl"))
-        Path(files[-1]).write_text("\n".join(map(json.dumps, rows)))
+    files = files_of_pairs(tmp_path, large=90, small=12)
     options = dict(
         model_name_or_path=folder, validation_files=files[1], max_steps=12, save_steps=4, per_device_train_batch_size=4,
         learning_rate=1e-3, warmup_steps=2, logging_steps=1, use_cpu=True, report_to="none", disable_tqdm=True,
     )  # fmt: skip
 
     def build(output_dir, **changes):
-        flags = {"train_files": files, **options, "output_dir": output_dir, **changes}
-        flags = {name: value for name, value in flags.items() if value is not None}
-        parts = [[f"--{name}", *(value if isinstance(value, list) else [value])] for name, value in flags.items()]
-        return [str(word) for part in parts for word in part]
+        return flags({"train_files": files, **options, "output_dir": output_dir, **changes})
 
     return build
-
-
-def losses_of(folder):
-    (last,) = [max(Path(folder).glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))]
-    history = json.loads((last / "trainer_state.json").read_text())["log_history"]
-    return {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
 
 
 def record_of(folder):
@@ -315,26 +298,6 @@ def test_two_processes_with_shared_negatives_give_the_loss_curve_of_one_process(
     alone, shared = losses_of(tmp_path / "one"), losses_of(tmp_path / "two")
     assert len(alone) == 6
     np.testing.assert_allclose(list(shared.values()), list(alone.values()), atol=1e-4)
-
-
-@pytest.mark.slow
-def test_hard_negatives_improve_ranking_against_texts_outside_the_batches(tmp_path):
-    """The doubled question is closer to the question than the answer is; it occurs in training only as a negative."""
-    questions, answers = SYLLABLES[:24], SYLLABLES[24:]
-    tokenizer = train_wordpiece([" ".join(SYLLABLES)] * 3, vocab_size=200, model_max_length=32)
-    confusers = [f"{question} {question}" for question in questions]
-    shares = []
-    for columns in ({}, {"negative": confusers}):
-        model = sentence_transformer(str(new_encoder(tmp_path / "bare", tokenizer, **SIZE)))
-        training = ContrastiveTrainingArguments(
-            str(tmp_path / "run"), max_steps=100, per_device_train_batch_size=12, learning_rate=2e-3, **QUIET
-        )
-        rows = Dataset.from_dict({"query": questions, "positive": answers, **columns})
-        SentenceTransformerTrainer(model, training, train_dataset=rows, loss=contrastive_loss(model)).train()
-        texts = (questions, answers, confusers)
-        query, right, wrong = (model.encode(each, normalize_embeddings=True) for each in texts)
-        shares.append(float(np.mean((query * right).sum(1) > (query * wrong).sum(1))))
-    assert shares[1] >= shares[0] + 0.2
 
 
 @pytest.mark.parametrize("corpus_prompt", ["the red ", None])

@@ -2,8 +2,7 @@
 
 import json
 import random
-import subprocess
-import sys
+import shutil
 from unittest.mock import Mock
 
 import numpy as np
@@ -94,8 +93,9 @@ def test_embed_counts_the_texts_that_are_longer_than_the_model_reads(folder, tmp
     assert not list(tmp_path.glob("c.npy*"))
 
 
-def test_an_interrupted_embed_embeds_only_what_is_missing(folder, tmp_path, monkeypatch):
-    """The output equals that of an uninterrupted command, and nothing else remains."""
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_an_interrupted_embed_embeds_only_what_is_missing(folder, tmp_path, monkeypatch, is_killed):
+    """The output equals that of an uninterrupted command, and nothing else remains. A kill leaves what is on the disk then."""
     texts = [f"the fox {number}" for number in range(10)]
     (tmp_path / "a.txt").write_text("\n".join(texts))
     embed = ("embed", tmp_path / "a.txt", "--model", folder, "--normalize", "-o", tmp_path / "out/a.npy")
@@ -103,15 +103,20 @@ def test_an_interrupted_embed_embeds_only_what_is_missing(folder, tmp_path, monk
 
     def interrupted(self, block, **options):
         if len(embedded) == 6:
+            if is_killed:
+                shutil.copy(tmp_path / "out/a.npy.vectors", tmp_path / "left")
             raise KeyboardInterrupt
         embedded.extend(block)
         return encode(self, block, **options)
 
     monkeypatch.setattr(kept, "BLOCK", 3)
+    monkeypatch.setattr(kept, "SAVE_SECONDS", -1)
     monkeypatch.setattr(SentenceTransformer, "encode", interrupted)
     with pytest.raises(SystemExit, match="130"):
         run(*embed)
     assert embedded == texts[:6] and [file.name for file in (tmp_path / "out").iterdir()] == ["a.npy.vectors"]
+    if is_killed:
+        shutil.copy(tmp_path / "left", tmp_path / "out/a.npy.vectors")
     embedded.clear()
     run(*embed)
     assert embedded == texts[6:]
@@ -119,29 +124,6 @@ def test_an_interrupted_embed_embeds_only_what_is_missing(folder, tmp_path, monk
     expected = SentenceTransformer(folder).encode(texts, normalize_embeddings=True)
     np.testing.assert_allclose(np.load(tmp_path / "out/a.npy"), expected, atol=1e-6)  # float32, other batches
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.npy"]
-
-
-@pytest.mark.slow
-def test_a_killed_embed_continues(folder, tmp_path):
-    """SIGKILL in the third block: a new process embeds the rest."""
-    script = (
-        "import os, sys; from sentence_transformers import SentenceTransformer as S; from neobert_hf.embeddings import kept\n"
-        "kept.BLOCK, kept.SAVE_SECONDS, encode, calls, stop = 4, -1, S.encode, [], int(sys.argv.pop())\n"
-        "def counted(self, texts, **options):\n"
-        "    calls.append(len(texts)); len(calls) == stop and os.kill(os.getpid(), 9); return encode(self, texts, **options)\n"
-        "S.encode = counted; from neobert_cli.commands import main; main(); print(calls)"
-    )
-    (tmp_path / "a.txt").write_text("".join(f"the fox {i}\n" for i in range(12)))
-
-    def run_script(stop):
-        command = [sys.executable, "-c", script, "embed", "a.txt", "-o", "a.npy", "--model", folder, stop]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-
-    assert run_script("3").returncode == -9 and (tmp_path / "a.npy.vectors").exists()
-    done = run_script("0")
-    assert done.returncode == 0 and done.stdout.endswith("[4]\n"), done.stderr
-    expected = SentenceTransformer(folder).encode((tmp_path / "a.txt").read_text().splitlines())
-    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), expected, atol=1e-6)  # float32, other batches
 
 
 def test_kept_vectors_that_are_damaged_or_of_other_texts_are_not_used(folder, tmp_path, monkeypatch, caplog):

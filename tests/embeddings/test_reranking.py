@@ -120,10 +120,9 @@ def test_the_script_learns_and_writes_a_card(folder, tmp_path, monkeypatch):
 
     def command(output_dir, *more):
         models = ["--model_name_or_path", folder, "--embedding_model", folder]
-        options = (
-            "--num_negatives 7 --num_candidates 8 --num_train_epochs 24 --learning_rate 1e-3 --save_steps 100 --use_cpu"
-        )
-        return ["--train_files", tmp_path / "faq.csv", "--output_dir", output_dir, *models, *options.split(), *more]
+        options = "--num_negatives 7 --num_candidates 8 --num_train_epochs 24 --learning_rate 1e-3 --save_steps 100"
+        models += [*options.split(), "--use_cpu"]
+        return ["--train_files", tmp_path / "faq.csv", "--output_dir", output_dir, *models, *more]
 
     printed = run_main(train_reranker, *command(tmp_path / "run"))
     record = json.loads((tmp_path / "run/training.json").read_text())

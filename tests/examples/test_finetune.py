@@ -128,10 +128,10 @@ def test_byte_level_words_begin_with_a_space_as_in_a_text(tmp_path):
     assert tagger._rows([["the", "fox"]])["input_ids"][0] == tokenizer.encode("the fox").ids
 
 
-def test_a_run_resumes_from_its_newest_complete_checkpoint_with_the_same_rows_and_classes_only(model_folder, tmp_path):
+def test_a_run_resumes_from_its_newest_complete_checkpoint_with_the_same_rows_and_classes_only(start, tmp_path):
     train = json_lines(tmp_path / "train.jsonl", [{"text": "fox", "label": name} for name in "AB" * 20])
     out = tmp_path / "out"
-    arguments = command(model_folder, train, out, "--num_train_epochs", "1", "--resume_from_checkpoint")
+    arguments = command(start, train, out, "--num_train_epochs", "1", "--resume_from_checkpoint")
     (out / "checkpoint-7").mkdir(parents=True)  # a save that was interrupted
     with pytest.raises(SystemExit, match=r"out holds no complete checkpoint; .*start without resume_from_checkpoint"):
         run_main(finetune_classifier, *arguments, "last")

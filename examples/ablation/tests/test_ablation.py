@@ -284,10 +284,8 @@ def test_an_ablation_that_cannot_be_right_is_refused_before_anything_is_written(
         ("arm: {}", "holds arm; it must hold arms, and may hold seeds and common"),
         ("- a", "holds list; it must hold arms"),
         ("arms: [a, b]", "arms and common must hold arguments by name"),
-        ("arms: {a: 1, b: {}}", "arms and common must hold arguments by name"),
         ("arms: {a: {}, b: {}}\nseeds: 3", "seeds a list of numbers"),
         ("arms: {", "cannot be read"),
-        ("arms: null", "arms and common must hold arguments by name"),
         ("arms: {a: {}, b: {}}\nseeds: []", "different seeds"),
     ],
 )
@@ -305,16 +303,9 @@ def test_arms_with_different_tokenizers_are_compared_per_character_only(common, 
     assert not (tmp_path / "runs").exists()
     report = ablate(Ablation(arms, (1,), common), tmp_path / "runs", per_character=True)
     results = [json.loads((tmp_path / f"runs/{arm}-1/held_out.json").read_text()) for arm in "ab"]
-    means = [
-        np.nanmean(
-            [
-                loss * tokens / max(characters, 1)
-                for loss, tokens, characters in zip(
-                    np.array(result["loss"], float), result["num_tokens"], result["num_characters"]
-                )
-            ]
-        )
-        for result in results
-    ]
+    means = []
+    for result in results:
+        loss, tokens, characters = (np.array(result[name], float) for name in ("loss", "num_tokens", "num_characters"))
+        means.append(np.nanmean(loss * tokens / characters.clip(min=1)))
     assert [report["arms"][arm]["loss"] for arm in "ab"] == pytest.approx(means)
     assert report["unit"] == "character" and not report["arms"]["b"]["same_rows"]

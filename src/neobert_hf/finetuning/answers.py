@@ -30,6 +30,7 @@ class QuestionAnswerer(Job):
     """
 
     auto_class = AutoModelForQuestionAnswering
+    kind = "spans"
     noun = "model for questions"
     column_names = ("questions", "contexts", "answers")
     _best_metric = None  # F1, also of few rows

@@ -40,10 +40,8 @@ from transformers import (
 )
 
 from ..checkpoints import MINI_MODEL_PATH
-from ..checkpoints.adapters import BASE_FILE, labels_of_adapter, open_adapter, save_adapter, set_label_type
-from ..checkpoints.embedding_models import tokens_lost
-from ..data.lengths import Truncation, beginning, fact_of_truncated
-from ..files.json_files import read_json
+from ..checkpoints.adapters import open_adapter, save_adapter, set_label_type
+from ..data.lengths import Truncation, beginning, fact_of_truncated, tokens_lost
 from ..files.messages import say
 from ..files.output import content_hash, writing
 from ..runs import FineTuningArguments
@@ -51,7 +49,7 @@ from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
 from .baseline import tfidf_outputs
 from .head import WEAK, choose_strength, cross_validated, fit_linear, inputs_of_last_layer, last_layer
 from .job import CROSS_VALIDATION, Job, all_or_nothing
-from .rows import as_list, check_known, given_names, labels_of
+from .rows import check_known, given_names, labels_of, listed
 from .summary import say_worst
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, one_or_pair, text_classes
 
@@ -90,6 +88,7 @@ class Classifier(ClassifierMixin, Job):
     """
 
     auto_class = AutoModelForSequenceClassification
+    kind = "classes"
     noun = "classifier"
     problem_type: str  # of `fit`, or of the trained model as soon as `classes_` are read
     _mean, _deviation = 0.0, 1.0
@@ -126,20 +125,14 @@ class Classifier(ClassifierMixin, Job):
         self._crossed: list[str] | None = None  # labels of a cross-validation, if it gives the metrics
         self._label_type: str | None = None  # of the labels: int, float or bool; None for texts
         self._weights: np.ndarray | None = None  # of the training rows
-        self._is_adapter = Path(self._source, "adapter_config.json").is_file()
 
     def _read_labels(self) -> None:
-        if self._is_adapter:
-            self.problem_type, self._names = labels_of_adapter(self._source)
-            self._label_type = read_json(Path(self._source, BASE_FILE)).get("label_type")
-            return
         super()._read_labels()
-        config = AutoConfig.from_pretrained(self._source)
-        self._label_type = getattr(config, "label_type", None)
-        self.problem_type = config.problem_type or (REGRESSION if len(self._classes) == 1 else SINGLE)
+        self._label_type = self._given.label_type
+        self.problem_type = self._given.problem_type
 
     def _load_trained(self) -> PreTrainedModel:
-        if not self._is_adapter:
+        if not self._given.is_adapter:
             return super()._load_trained()
         return open_adapter(self.auto_class, self._source, dtype="float32")
 
@@ -176,7 +169,7 @@ class Classifier(ClassifierMixin, Job):
         return found | {"head_first": self._is_head_first, "adapter": adapter}
 
     def _row(self, text: Any, *label) -> tuple:
-        text = as_list(text)
+        text = listed(text)
         if isinstance(text, list) and len(text) != 2:
             raise ValueError(f"{len(text)} texts; give one text, or a pair")
         text = one_or_pair(dict(zip(("text 1", "text 2"), text)) if isinstance(text, list) else {"text": text})
@@ -215,7 +208,7 @@ class Classifier(ClassifierMixin, Job):
             ValueError: A row has a fault, nothing can be learned from the labels, or the start is an adapter.
             FloatingPointError: The model has diverged.
         """
-        if self._is_adapter:
+        if self._given.is_adapter:
             remedy = "merge it first (`merge`, `save`), or give its base model and adapter=lora_config(...)"
             raise ValueError(f"{self._source} is an adapter, whose weights are not trained again; {remedy}")
         config = AutoConfig.from_pretrained(self._source)
@@ -234,7 +227,7 @@ class Classifier(ClassifierMixin, Job):
             self._names = self._names or ["label"]
             self._best_metric = "pearson"
         else:
-            values = [value for label in given[1] for value in labels_of(as_list(label))]
+            values = [value for label in given[1] for value in labels_of(listed(label))]
             for value in np.array(values).tolist()[:1]:  # all have one type now
                 if not isinstance(value, str):
                     self._label_type = type(value).__name__
@@ -244,7 +237,7 @@ class Classifier(ClassifierMixin, Job):
             texts, labels = self._weigh([texts, labels], given[1], sample_weight)
         if kind != MULTI:
             check_learnable(labels)
-        is_new = not self._is_trained(config) or config.num_labels != len(self._names)
+        is_new = not self._is_trained or config.num_labels != len(self._names)
         is_few = len(texts) < min(FEW_TEXTS, FEW_OF_CLASS * len(self._names)) and kind != REGRESSION
         self._is_head_first = is_new and is_few if self.head_first is None else self.head_first
         # the first token of a frozen encoder says less; an adapter keeps the pooling of its base
@@ -360,8 +353,8 @@ class Classifier(ClassifierMixin, Job):
 
         rows, limit = rows.map(tokens, batched=True, remove_columns=rows.column_names), tokenizer.model_max_length
         full = [text for text, ids in zip(texts, rows["input_ids"]) if len(ids) >= limit]
-        lost = tokens_lost(tokenizer, limit, full) + [0] * (len(texts) - len(full))
-        self._truncated = fact_of_truncated(lost, limit, self.truncation)
+        lost = tokens_lost(tokenizer, limit, full)
+        self._truncated = fact_of_truncated(lost, len(texts), limit, self.truncation)
         if labels is None:
             return rows
         targets = self.encode(labels)

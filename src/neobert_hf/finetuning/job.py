@@ -21,7 +21,6 @@ from datasets import Dataset, disable_progress_bars
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from transformers import (
-    AutoConfig,
     IntervalStrategy,
     PretrainedConfig,
     PreTrainedModel,
@@ -34,7 +33,7 @@ from transformers.utils import logging
 
 from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.record import origin_of, write_record
-from ..checkpoints.trust import load_tokenizer
+from ..checkpoints.saved_model import SavedModel
 from ..data.lengths import check_leaves_tokens, check_max_length
 from ..files import messages
 from ..files.json_files import read_json
@@ -153,6 +152,7 @@ class Job(BaseEstimator, ABC):
     """
 
     auto_class: type[Any]  # of transformers
+    kind: str  # of a trained model, as of `SavedModel`
     noun: str
     column_names: tuple[str, ...] = ("texts", "labels")  # of `fit`
     _best_metric: str | None = "f1"  # chooses the best epoch
@@ -176,7 +176,8 @@ class Job(BaseEstimator, ABC):
 
     def _begin(self) -> None:
         """Load the tokenizer, and forget what a training has left."""
-        self._tokenizer = load_tokenizer(self._source)
+        self._given = SavedModel(self._source).check()
+        self._tokenizer = self._given.load_tokenizer()
         if self._tokenizer.model_max_length > LARGE_INTEGER:
             self._tokenizer.model_max_length = self.max_seq_length
         self._training: FineTuningArguments | None = None
@@ -270,16 +271,16 @@ class Job(BaseEstimator, ABC):
 
     def _read_labels(self) -> None:
         """Take what the config of a trained model says."""
-        config = AutoConfig.from_pretrained(self._source)
-        if not self._is_trained(config):
+        if not self._is_trained:
             remedy = "give the folder of one (model_name_or_path), or rows to train on (train_file)"
             raise NotFittedError(f"{self._source} is not a trained {self.noun}; {remedy}")
-        self._names = [config.id2label[i] for i in range(config.num_labels)]
+        self._given.check_head(self.kind)
+        self._names = self._given.labels
 
-    def _is_trained(self, config: PretrainedConfig) -> bool:
-        """Whether a config is that of a model for this job."""
-        ending = self.auto_class.__name__.removeprefix("AutoModel")
-        return any(name.endswith(ending) for name in config.architectures or ())
+    @property
+    def _is_trained(self) -> bool:
+        """Whether the model that was given is one for this job."""
+        return self._given.head == self.kind
 
     def _load_trained(self) -> PreTrainedModel:
         with without_bars():

@@ -60,6 +60,7 @@ class Tagger(Job):
     """
 
     auto_class = AutoModelForTokenClassification
+    kind = "tags"
     noun = "tagger"
     column_names = ("words", "tags")
     _best_metric = None  # F1, also of few rows: the loss is smallest long before F1 is best

@@ -23,7 +23,8 @@ from loguru import logger
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from ..data.wordpiece import plain_tokenizer, tokenizer_hash
+from ..data.lengths import plain_tokenizer
+from ..data.wordpiece import tokenizer_hash
 from ..files.json_files import read_json
 from ..files.output import check_folder, file_hash, saving, write_json, writing
 from ..runs.resume import LOCK, lock_run

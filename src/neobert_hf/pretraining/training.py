@@ -20,7 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
-from ..checkpoints.trust import load_tokenizer
+from ..checkpoints.tokenizer import load_tokenizer
 from ..data.wordpiece import tokenizer_hash
 from ..files.json_files import read_json
 from ..files.messages import say

@@ -10,7 +10,7 @@ from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerFast
 
 from ..checkpoints.record import write_record
-from ..checkpoints.trust import load_tokenizer
+from ..checkpoints.tokenizer import load_tokenizer
 from ..data.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece
 from ..files.output import new_folder
 from ..model.modeling_neobert import NeoBERTForMaskedLM

@@ -1,6 +1,5 @@
 """A build publishes one NeoBERT of its own code only, and loses no file that it does not replace."""
 
-import importlib
 import json
 import os
 import shutil
@@ -10,20 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from building import build
 from conftest import change_config, contents, largest_file, reranker_of_modules, with_classes
 from huggingface_hub import ModelCard
 from transformers import BertConfig
+from verifying import verify
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
 from neobert_hf.checkpoints import write_card
-from neobert_hf.checkpoints.build import build
+from neobert_hf.checkpoints.card import UNKNOWN_LICENSE
 from neobert_hf.checkpoints.record import GENERATED
-from neobert_hf.checkpoints.verify import verify
 from neobert_hf.embeddings import open_embedding_model, sentence_transformer
 from neobert_hf.embeddings.reranking import open_reranker
 from neobert_hf.export.graphs import load_graph
-
-build_module = importlib.import_module("neobert_hf.checkpoints.build")
 
 
 def assert_refused(message, model, out, **options):
@@ -127,11 +125,11 @@ def test_a_card_is_written_from_the_record_of_a_training_and_the_words_of_an_aut
     if card == "of write_card":
         write_card(saved)
     elif card:
-        text = GENERATED[1] if card == "generated" else f"My words. {build_module.UNKNOWN_LICENSE[:-1]}"
+        text = GENERATED[1] if card == "generated" else f"My words. {UNKNOWN_LICENSE[:-1]}"
         (saved / "README.md").write_text(f"---\ntags: [a]\n---\n{text}\n")
     out = build(saved, tmp_path / "hub", model_id="org/name", license="mit", language=["en"])
     text, names = (out / "README.md").read_text("utf-8"), {file.name for file in out.iterdir()}
-    assert "license: mit" in text and build_module.UNKNOWN_LICENSE not in text
+    assert "license: mit" in text and UNKNOWN_LICENSE not in text
     assert ("reviews.csv" in text) == ("Languages of its texts: en." in text) == (card != "mine")
     assert ("My words." in text) == (card == "mine")
     assert not names & {"training.json", "training_summary.json", "sources.json"}
@@ -207,7 +205,7 @@ def encoder(**values):
 
 WRONG = {
     "a head without weights": (encoder(architectures=["NeoBERTForSequenceClassification"]), {},
-     "lacks classifier, dense in the shapes of config.json: the head for NeoBERTForSequenceClassification was never"),
+     "lacks classifier, dense in the shapes of config.json, so they would be random: the head for classes was never"),
     "an encoder that names no class": (encoder(architectures=None), {}, "lacks decoder in the shapes of config.json"),
     "a callable at the root": (
         embedder("config_sentence_transformers.json", '{"activation_fn": "torch.utils.collect_env.main"}'),
@@ -223,7 +221,7 @@ WRONG = {
     "a module outside": (module(path="../outside"), {}, r"names the module .*outside', outside its folder"),
     "an adapter": (adapter, {}, "saved holds an adapter; merge it into its model"),
     "a BERT": (config(**BertConfig(architectures=["BertForMaskedLM"]).to_dict()), {},
-     "saved holds a BertForMaskedLM of the type bert, which is no NeoBERT; choose a checkpoint"),
+     "has the model_type 'bert', and its weights are those of a NeoBERT"),
     "a module of others": (module(type="os.path.X"), {}, 'modules.json of .* names "os.path.X" as type'),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), {}, "holds no tokenizer .*; copy that of its model"),
     "a name with a space": (lambda f: None, {"model_id": "org/na me"}, "Repo id"),
@@ -253,10 +251,11 @@ def test_what_runs_code_or_opens_a_pickle_is_opened_nowhere(saved, case, load):
     assert "\n" not in str(error.value)
 
 
-def test_a_name_of_a_module_cannot_control_the_terminal(saved, caplog):
+def test_a_name_of_a_module_cannot_control_the_terminal(saved):
     module(type="sentence_transformers.\x1b[2JDense")(saved)
-    sentence_transformer(str(saved))
-    assert "is an embedding model with Dense, which" in caplog.text and "\x1b" not in caplog.text
+    with pytest.raises(ValueError, match="which is no code of sentence-transformers") as error:
+        sentence_transformer(str(saved))
+    assert "\x1b" not in str(error.value)
 
 
 @pytest.mark.slow
