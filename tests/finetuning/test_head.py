@@ -15,9 +15,15 @@ from sklearn.preprocessing import StandardScaler
 from transformers import BatchEncoding
 
 from neobert_hf import NeoBERTForSequenceClassification
-from neobert_hf.finetuning import Classifier
-from neobert_hf.finetuning.classifier import weighted_loss
-from neobert_hf.finetuning.head import choose_strength, cross_validated, fit_linear, inputs_of_last_layer
+from neobert_hf.finetuning import Classifier, classifier
+from neobert_hf.finetuning.head import (
+    WEAK,
+    choose_strength,
+    cross_validated,
+    fit_linear,
+    inputs_of_last_layer,
+    weighted_loss,
+)
 from neobert_hf.finetuning.texts import MULTI, REGRESSION, SINGLE
 
 NOISE = np.random.default_rng(0)
@@ -121,6 +127,16 @@ TEXTS = [
 ]
 WORDS = [text.split()[-1] for text in TEXTS]
 FROZEN = {"max_steps": 1, "learning_rate": 0.0, "use_cpu": True, "disable_tqdm": True}
+
+
+def test_the_last_layer_stays_weak_before_a_short_training(start, monkeypatch):
+    def logits(strength):
+        monkeypatch.setattr(classifier, "choose_strength", lambda *_: strength)
+        return Classifier(start, 16, verbose=False).fit(TEXTS, WORDS, **FROZEN).outputs(TEXTS)
+
+    weak = logits(WEAK)
+    np.testing.assert_array_equal(logits(1.0), weak)
+    assert not np.array_equal(logits(WEAK / 10), weak)
 
 
 @pytest.mark.slow

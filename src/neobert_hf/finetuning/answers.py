@@ -13,7 +13,9 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 from ..checkpoints import MINI_MODEL_PATH
 from ..files.messages import say
 from ..runs import FineTuningArguments
+from .findings import Scores
 from .job import Job, all_or_nothing
+from .plan import Plan
 from .questions import checked_answers, checked_question
 from .spans import MAX_ANSWER_TOKENS, best_answers
 
@@ -32,7 +34,6 @@ class QuestionAnswerer(Job):
     auto_class = AutoModelForQuestionAnswering
     noun = "model for questions"
     column_names = ("questions", "contexts", "answers")
-    _best_metric = None  # F1, also of few rows
 
     def __init__(
         self,
@@ -43,10 +44,8 @@ class QuestionAnswerer(Job):
         verbose: bool = True,
     ):
         super().__init__(model, max_seq_length, verbose)
-        self.stride, self.max_answer_tokens = stride, max_answer_tokens
-
-    def _identity(self) -> dict[str, Any]:
-        return {"stride": self.stride}
+        self.stride = stride
+        self.max_answer_tokens = max_answer_tokens
 
     def _row(self, question: Any, context: Any, *answers) -> tuple:
         checked = checked_question({"question": question, "context": context})
@@ -75,7 +74,10 @@ class QuestionAnswerer(Job):
             ValueError: An answer is not at its place, a question leaves no place for its context, or a context has no token.
             FloatingPointError: The model has diverged.
         """
-        self._fit(self._columns(questions, contexts, answers), validation, training, options)
+        columns = self._columns(questions, contexts, answers)
+        # F1 chooses the best epoch, also of few rows
+        plan = Plan(columns, validation and self._columns(*validation), {"stride": self.stride})
+        self._fit(plan, training, options)
         return self
 
     def _read_labels(self) -> None:
@@ -84,30 +86,31 @@ class QuestionAnswerer(Job):
         self._names = []
 
     def _rows(
-        self, questions: Sequence, contexts: Sequence, answers: list[dict] | None = None, is_training: bool = False
+        self, questions: Sequence, contexts: Sequence, answers: list[dict] | None = None, split: str | None = None
     ) -> Dataset:
         """Windows of `cut_windows`; of a training, a line says how many there are."""
-        columns = {"question": list(questions), "context": list(contexts)} | ({"answers": answers} if answers else {})
-        options = {
-            "tokenizer": self.tokenizer,
-            "max_seq_length": self.tokenizer.model_max_length,
-            "stride": self.stride,
-        }
+        columns = {"question": list(questions), "context": list(contexts)}
+        if answers:
+            columns["answers"] = answers
         windows = Dataset.from_dict(columns).map(
-            cut_windows, batched=True, with_indices=True, remove_columns=list(columns), fn_kwargs=options
+            cut_windows,
+            batched=True,
+            with_indices=True,
+            remove_columns=list(columns),
+            fn_kwargs={
+                "tokenizer": self.tokenizer,
+                "max_seq_length": self.tokenizer.model_max_length,
+                "stride": self.stride,
+            },
         )
         if answers:
-            whole = {row for row, start in zip(windows["row"], windows["start_positions"]) if start}
-            lost = sum(bool(found["text"]) and row not in whole for row, found in enumerate(answers))
-            line = f"; {lost:,} of the answers are whole in no window, and are trained as none; give a larger stride"
-            split = "training" if is_training else "validation"
-            say(f"{split}: {len(answers):,} questions, {len(windows):,} windows{line if lost else ''}")
+            say(f"{split}: {len(answers):,} questions, {len(windows):,} windows{_lost(windows, answers)}")
         return windows
 
     def _outputs(self, rows: Dataset, logits: tuple[np.ndarray, np.ndarray], inputs: Sequence) -> list[dict]:
         return best_answers(*logits, rows, inputs[1], self.max_answer_tokens)
 
-    def metrics(self, outputs: list[dict], labels: Sequence[Any]) -> dict[str, float]:
+    def metrics(self, outputs: list[dict], labels: Sequence[Any]) -> Scores:
         """Return the metrics that `answer_metrics` describes."""
         return answer_metrics([found["answer"] for found in outputs], labels)
 
@@ -117,6 +120,15 @@ class QuestionAnswerer(Job):
     def prediction_rows(self, outputs: list[dict], rows: list[dict]) -> list[dict]:
         """Return rows with `answer`, `score` and `start`."""
         return [row | found for row, found in zip(rows, outputs)]
+
+
+def _lost(windows: Dataset, answers: list[dict]) -> str:
+    """End of a line about the answers that no window has; empty if there are none."""
+    whole = {row for row, start in zip(windows["row"], windows["start_positions"]) if start}
+    lost = sum(bool(found["text"]) and row not in whole for row, found in enumerate(answers))
+    if not lost:
+        return ""
+    return f"; {lost:,} of the answers are whole in no window, and are trained as none; give a larger stride"
 
 
 def cut_windows(
@@ -182,7 +194,7 @@ def _columns(answers: dict, offsets: list, first: int, is_first: bool, is_last: 
     return (first + inside[0], first + inside[-1]) if is_whole and inside else (0, 0)
 
 
-def answer_metrics(answers: Sequence[str], expected: Sequence[Mapping]) -> dict[str, float]:
+def answer_metrics(answers: Sequence[str], expected: Sequence[Mapping]) -> Scores:
     """Return exact match and F1 as in the evaluation of SQuAD 2.0, from 0 to 1.
 
     torchmetrics computes them by SQuAD 1.1; the expected answer to a question without an answer is the empty text, as in 2.0.
@@ -197,7 +209,7 @@ def answer_metrics(answers: Sequence[str], expected: Sequence[Mapping]) -> dict[
     """
     from torchmetrics.functional.text import squad  # takes two seconds to import
 
-    def scores(rows: Sequence[int]) -> dict[str, float]:
+    def scores(rows: Sequence[int]) -> Scores:
         found = [{"id": str(row), "prediction_text": answers[row]} for row in rows]
         right = [{"id": str(row), "answers": {"text": list(expected[row]["text"]) or [""]}} for row in rows]
         return {name: value.item() / 100 for name, value in squad(found, right).items()}

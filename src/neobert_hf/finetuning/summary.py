@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from ..files.messages import say, say_next
-from ..files.output import matches
+from ..files.output import matches, writing
 from ..runs.resume import files_of_model
 
 MOST_SHOWN = 5  # classes in a line
+MOST_CLASSES = 40  # in a confusion matrix that a reader can read
 TOLD = ("README.md", "*_results.json", "classification_report_*.txt", "*.png", "predictions.*")  # files for a reader
 WIDTH = 40  # of a name, in characters
 
@@ -30,6 +34,27 @@ def say_worst(scores: Mapping[str, float]) -> None:
         say("lowest f1: " + ", ".join(f"{name[:WIDTH]} {value:.3f}" for name, value in worst))
 
 
+def write_report(file: Path, table: str) -> None:
+    """Write a report on each class."""
+    with writing(file) as stream:
+        stream.write(table.encode())
+
+
+def draw_matrix(matrix: np.ndarray, names: list[str], file: Path) -> None:
+    """Draw a (C, C) confusion matrix into a PNG file."""
+    from matplotlib.figure import Figure  # whose import takes half a second
+    from sklearn.metrics import ConfusionMatrixDisplay
+
+    shown = [name[:30].replace("$", r"\$") for name in names]  # dollar signs begin formulas
+    size = 3 + 0.4 * len(names)
+    figure = Figure(figsize=(size, size), layout="constrained")
+    display = ConfusionMatrixDisplay(matrix, display_labels=shown)
+    display.plot(ax=figure.subplots(), cmap="Blues", colorbar=False, xticks_rotation="vertical", values_format="d")
+    with writing(file) as stream, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the font lacks Chinese characters, for example
+        figure.savefig(stream, format="png", dpi=120)
+
+
 def say_saved(folder: str | Path, *command: str, test_file: str = "NEW.csv") -> None:
     """Tell what the folder of a trained model has for a reader, and the commands that may follow.
 
@@ -39,11 +64,14 @@ def say_saved(folder: str | Path, *command: str, test_file: str = "NEW.csv") -> 
         test_file: Name of a file that this command reads.
     """
     names = files_of_model(folder)
-    shown = [name for name in names if matches(Path(name), TOLD)]
-    kind = "adapter" if "adapter_config.json" in names else "model"
-    say(f"{folder} has the {kind}, {', '.join(shown)}")
-    commands = [("serve", folder), ("export", folder, f"{folder}-exported")] if kind == "model" else []
+    shown = ", ".join(name for name in names if matches(Path(name), TOLD))
+    commands: list[tuple] = []
     if command:
         options = ("--model_name_or_path", folder, "--test_file", test_file, "--output_dir", f"{folder}-new")
-        commands.insert(0, (*command, *options))
+        commands.append((*command, *options))
+    if "adapter_config.json" in names:
+        say(f"{folder} has the adapter, {shown}")
+    else:
+        say(f"{folder} has the model, {shown}")
+        commands += [("serve", folder), ("export", folder, f"{folder}-exported")]
     say_next(*(("neobert", *words) for words in commands))
