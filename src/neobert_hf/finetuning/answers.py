@@ -13,8 +13,9 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 from ..checkpoints import MINI_MODEL_PATH
 from ..files.messages import say
 from ..runs import FineTuningArguments
+from .decorators import all_or_nothing
 from .findings import Scores
-from .job import Job, all_or_nothing
+from .job import Job
 from .plan import Plan
 from .questions import checked_answers, checked_question
 from .spans import MAX_ANSWER_TOKENS, best_answers
@@ -76,7 +77,11 @@ class QuestionAnswerer(Job):
         """
         columns = self._columns(questions, contexts, answers)
         # F1 chooses the best epoch, also of few rows
-        plan = Plan(columns, validation and self._columns(*validation), {"stride": self.stride})
+        plan = Plan(
+            columns,
+            validation and self._columns(*validation),
+            {"stride": self.stride},
+        )
         self._fit(plan, training, options)
         return self
 
@@ -86,7 +91,11 @@ class QuestionAnswerer(Job):
         self._names = []
 
     def _rows(
-        self, questions: Sequence, contexts: Sequence, answers: list[dict] | None = None, split: str | None = None
+        self,
+        questions: Sequence,
+        contexts: Sequence,
+        answers: list[dict] | None = None,
+        split: str | None = None,
     ) -> Dataset:
         """Windows of `cut_windows`; of a training, a line says how many there are."""
         columns = {"question": list(questions), "context": list(contexts)}
@@ -157,16 +166,20 @@ def cut_windows(
     Raises:
         ValueError: A question leaves no place for its context, or a context has no token.
     """
-    stride = max_seq_length // 4 if stride is None else stride
-    longest = max_seq_length - tokenizer.num_special_tokens_to_add(pair=True) - stride - 1
-    for question, ids in zip(rows["question"], tokenizer(rows["question"], add_special_tokens=False)["input_ids"]):
-        if len(ids) > longest:
-            fault = f"the question {question!r:.80} has {len(ids)} tokens"
-            left = f"max_seq_length={max_seq_length} and stride={stride} leave {max(longest, 0)}"
-            raise ValueError(f"{fault}, but {left}; shorten it, or give a larger max_seq_length")
-    options = {"truncation": "only_second", "return_overflowing_tokens": True, "return_offsets_mapping": True}
-    tokens = tokenizer(rows["question"], rows["context"], max_length=max_seq_length, stride=stride, **options)
-    owners, all_offsets = tokens.pop("overflow_to_sample_mapping"), tokens.pop("offset_mapping")
+    if stride is None:
+        stride = max_seq_length // 4
+    _check_questions(rows["question"], tokenizer, max_seq_length, stride)
+    tokens = tokenizer(
+        rows["question"],
+        rows["context"],
+        max_length=max_seq_length,
+        stride=stride,
+        truncation="only_second",
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    owners = tokens.pop("overflow_to_sample_mapping")
+    all_offsets = tokens.pop("offset_mapping")
     windows = {**tokens, "row": [indices[owner] for owner in owners], "offsets": [], "first": []}
     for number, (owner, offsets) in enumerate(zip(owners, all_offsets)):
         sides = tokens.sequence_ids(number)
@@ -177,9 +190,27 @@ def cut_windows(
     if "answers" in rows:
         answers = [rows["answers"][owner] for owner in owners]
         is_first = [owner != earlier for owner, earlier in zip(owners, [None, *owners])]
-        spans = map(_columns, answers, windows["offsets"], windows["first"], is_first, [*is_first[1:], True])
+        spans = map(
+            _columns,
+            answers,
+            windows["offsets"],
+            windows["first"],
+            is_first,
+            [*is_first[1:], True],
+        )
         windows["start_positions"], windows["end_positions"] = map(list, zip(*spans))
     return windows
+
+
+def _check_questions(
+    questions: list[str], tokenizer: PreTrainedTokenizerBase, max_seq_length: int, stride: int
+) -> None:
+    longest = max_seq_length - tokenizer.num_special_tokens_to_add(pair=True) - stride - 1
+    for question, ids in zip(questions, tokenizer(questions, add_special_tokens=False)["input_ids"]):
+        if len(ids) > longest:
+            fault = f"the question {question!r:.80} has {len(ids)} tokens"
+            left = f"max_seq_length={max_seq_length} and stride={stride} leave {max(longest, 0)}"
+            raise ValueError(f"{fault}, but {left}; shorten it, or give a larger max_seq_length")
 
 
 def _columns(answers: dict, offsets: list, first: int, is_first: bool, is_last: bool) -> tuple[int, int]:

@@ -21,7 +21,11 @@ MOST_WORK = 50_000_000
 
 
 def tfidf_outputs(
-    texts: Sequence, labels: np.ndarray, problem_type: str, num_outputs: int, held_out: Sequence | None
+    texts: Sequence,
+    labels: np.ndarray,
+    problem_type: str,
+    num_outputs: int,
+    held_out: Sequence | None,
 ) -> np.ndarray | str:
     """Return what the baseline predicts, in the form of logits; or a sentence that says why it is left out.
 
@@ -41,7 +45,11 @@ def tfidf_outputs(
     if length * (num_outputs + 3) * num_trainings > MOST_WORK:
         return f"TF-IDF is left out: {length:,} characters are too many for a few seconds"
     logistic = LogisticRegression(max_iter=1000)
-    last = {REGRESSION: Ridge(), SINGLE: logistic, MULTI: OneVsRestClassifier(logistic)}[problem_type]
+    last = {
+        REGRESSION: Ridge(),
+        SINGLE: logistic,
+        MULTI: OneVsRestClassifier(logistic),
+    }[problem_type]
     # float32 takes half of the time
     model = make_pipeline(TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), dtype=np.float32), last)
     try:

@@ -26,10 +26,11 @@ from ..files.json_files import read_json
 from ..files.messages import say
 from ..runs import FineTuningArguments
 from .baseline import tfidf_outputs
+from .decorators import all_or_nothing
 from .figures import decisions, label_metrics, trivial_logits
 from .findings import CROSS_VALIDATION, Scores
 from .head import WEAK, choose_strength, cross_validated, fit_linear, inputs_of_last_layer, last_layer, weighted_loss
-from .job import TRAINING, Job, all_or_nothing
+from .job import TRAINING, Job
 from .plan import Plan, plan_fit, weigh
 from .rows import as_list, check_known, given_names, labels_of
 from .summary import MOST_CLASSES, draw_matrix, say_worst, write_report
@@ -229,7 +230,10 @@ class Classifier(ClassifierMixin, Job):
         parameters = self.get_params(deep=False) | {"seed": self.random_state}
         known = FineTuningArguments.__dataclass_fields__
         given = {name: value for name, value in parameters.items() if name in known and value is not None}
-        return dict(**options, **{name: np.array(value).item() for name, value in given.items()})
+        return dict(
+            **options,
+            **{name: np.array(value).item() for name, value in given.items()},
+        )
 
     @property
     def _values(self) -> np.ndarray:
@@ -259,7 +263,12 @@ class Classifier(ClassifierMixin, Job):
         """Return the (N, C) probabilities of `classes_` for N texts; a regression has none."""
         return self._scores(self.outputs(texts))[:, np.argsort(self._values)]
 
-    def score(self, texts: Texts, labels: Sequence[Any], sample_weight: Sequence[float] | None = None) -> float:
+    def score(
+        self,
+        texts: Texts,
+        labels: Sequence[Any],
+        sample_weight: Sequence[float] | None = None,
+    ) -> float:
         """Return the accuracy; the share of rows whose classes are all right, if a row has several; R2 of numbers."""
         outputs, labels = self._measured(texts, labels)
         found = self._decide(outputs)
@@ -280,7 +289,12 @@ class Classifier(ClassifierMixin, Job):
             return [[float(name in of_row) for name in numbers] for of_row in labels]
         return [numbers[label] for label in labels]
 
-    def _rows(self, texts: Sequence, labels: Sequence | None = None, split: str | None = None) -> Dataset:
+    def _rows(
+        self,
+        texts: Sequence,
+        labels: Sequence | None = None,
+        split: str | None = None,
+    ) -> Dataset:
         if len({isinstance(text, tuple) for text in texts}) > 1:
             raise ValueError("some rows are one text, and others a pair; give one kind")
         tokenizer = self.tokenizer
@@ -338,7 +352,14 @@ class Classifier(ClassifierMixin, Job):
             self._crossed_logits = cross_validated(vectors, labels, layer.out_features, strength)
         if plan.is_head_weak:
             strength = min(strength, WEAK)
-        weight, bias = fit_linear(vectors, labels, layer.out_features, self.problem_type, strength, plan.weights)
+        weight, bias = fit_linear(
+            vectors,
+            labels,
+            layer.out_features,
+            self.problem_type,
+            strength,
+            plan.weights,
+        )
         with no_grad():
             layer.weight.copy_(weight)
             layer.bias.copy_(bias)
@@ -351,7 +372,12 @@ class Classifier(ClassifierMixin, Job):
             if num_repeated:
                 fact = f"{CROSS_VALIDATION}: {num_repeated:,} of {len(texts):,} rows repeat the text of another row"
                 self._findings.warn(f"{fact}, so the scores are too good", "remove repeated rows")
-            self._report(self._crossed_logits, labels, CROSS_VALIDATION, Path(self._opened().args.output_dir))
+            self._report(
+                self._crossed_logits,
+                labels,
+                CROSS_VALIDATION,
+                Path(self._opened().args.output_dir),
+            )
         if self.problem_type == REGRESSION:
             last = last_layer(self.model_)
             with no_grad():
@@ -387,10 +413,19 @@ class Classifier(ClassifierMixin, Job):
         if not self._plan:
             return "", None
         texts, labels = self._plan.columns
-        found = tfidf_outputs(texts, np.array(self.encode(labels)), self.problem_type, len(self._classes), inputs)
+        found = tfidf_outputs(
+            texts,
+            np.array(self.encode(labels)),
+            self.problem_type,
+            len(self._classes),
+            inputs,
+        )
         if isinstance(found, str):
             return found, None
-        return f"TF-IDF with {'ridge' if self.problem_type == REGRESSION else 'logistic'} regression", found
+        return (
+            f"TF-IDF with {'ridge' if self.problem_type == REGRESSION else 'logistic'} regression",
+            found,
+        )
 
     def _report_classes(self, outputs: np.ndarray, labels: list, report: Path, picture: Path) -> None:
         """Write precision, recall and F1 of each class, print the lowest ones, and draw the confusion matrix."""
@@ -399,7 +434,10 @@ class Classifier(ClassifierMixin, Job):
         pair = self.encode(labels), decisions(self.problem_type, outputs)
         names = self._classes
         options = {"labels": range(len(names)), "zero_division": 0}
-        write_report(report, classification_report(*pair, target_names=names, digits=3, **options))
+        write_report(
+            report,
+            classification_report(*pair, target_names=names, digits=3, **options),
+        )
         say_worst(dict(zip(names, f1_score(*pair, average=None, **options))))
         if self.problem_type == SINGLE and len(names) <= MOST_CLASSES:
             draw_matrix(confusion_matrix(*pair, labels=options["labels"]), names, picture)

@@ -70,7 +70,10 @@ class EntityFinder:
             starts = word_starts(text, self.division)
             word_ids = [_words_at(starts, *columns) for columns in zip(word_ids, offsets)]
         spans, scores = [], []
-        for _, pieces in groupby(own_pieces(word_ids, self.overlap), lambda piece: word_ids[piece[0]][piece[1]]):
+        for _, pieces in groupby(
+            own_pieces(word_ids, self.overlap),
+            lambda piece: word_ids[piece[0]][piece[1]],
+        ):
             (window, column), *others = pieces
             last_window, last_column = others[-1] if others else (window, column)
             spans.append((offsets[window][column][0], offsets[last_window][last_column][1]))

@@ -34,7 +34,11 @@ def label_metrics(problem_type: str, labels: np.ndarray, logits: np.ndarray) -> 
     predicted = decisions(problem_type, logits)
     if problem_type == REGRESSION:
         error = float(mean_squared_error(labels, predicted))
-        return {"pearson": pearson(labels, predicted), "spearman": spearman(labels, predicted), "mse": error}
+        return {
+            "pearson": pearson(labels, predicted),
+            "spearman": spearman(labels, predicted),
+            "mse": error,
+        }
     found = {"accuracy": accuracy_score(labels, predicted)}
     found["f1"] = f1_score(labels, predicted, average="macro", zero_division=0)
     if problem_type == MULTI:

@@ -42,7 +42,13 @@ class Findings:
         self.remarks.append(fact)
         messages.warn(f"{fact}; {remedy}")
 
-    def write(self, folder: Path, training: FineTuningArguments, source: str | None, data: LabelledRows) -> None:
+    def write(
+        self,
+        folder: Path,
+        training: FineTuningArguments,
+        source: str | None,
+        data: LabelledRows,
+    ) -> None:
         """Write the record of the training.
 
         Args:

@@ -65,7 +65,10 @@ def choose_strength(vectors: np.ndarray, labels: np.ndarray, problem_type: str) 
     if problem_type == REGRESSION:
         return DEFAULT_STRENGTH
     if problem_type == MULTI:
-        search = {"estimator": OneVsRestClassifier(_regression()), "scoring": "f1_micro"}
+        search = {
+            "estimator": OneVsRestClassifier(_regression()),
+            "scoring": "f1_micro",
+        }
         name = "estimator__C"
         folds = KFold(NUM_FOLDS, shuffle=True, random_state=0)  # files are sorted by class
     else:

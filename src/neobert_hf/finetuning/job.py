@@ -6,9 +6,8 @@ import copy
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ from ..runs import FineTuningArguments
 from ..runs.manifests import what_is_left
 from ..runs.progress import without_bars
 from ..runs.resume import RESULTS, RUN, TRAINING_FILES, curve_of, lock_run, train_or_resume
+from .decorators import told
 from .findings import GIVEN, Findings, Scores, check_finite, names_of_worse
 from .plan import Columns, Plan
 from .predictions import PREDICTION, write_predictions
@@ -52,32 +52,6 @@ OF_CLASSES = ("classification_report_{}.txt", "confusion_matrix_{}.png")  # file
 FORMS = {"metrics": "this model", "words": "this model, words given", "pipeline": "pipeline of transformers"}
 MANY_ROWS = 10_000
 TRAINING, VALIDATION, TEST = "training", "validation", "test"  # splits
-
-
-def told(method: Callable) -> Callable:
-    """Let a method of a job tell nothing if the job is not verbose."""
-
-    @wraps(method)
-    def wrapped(job: Job, *arguments, **options) -> Any:
-        with messages.silence(not job.verbose):
-            return method(job, *arguments, **options)
-
-    return wrapped
-
-
-def all_or_nothing(fit: Callable) -> Callable:
-    """Let a `fit` train a new job without what an earlier one has left; what it learns is kept if it succeeds."""
-
-    @told
-    @wraps(fit)
-    def wrapped(job: Job, *columns, **options) -> Job:
-        new = type(job)(**job.get_params(deep=False))
-        new._start()
-        fit(new, *columns, **options)
-        job.__dict__.update(vars(new))
-        return job
-
-    return wrapped
 
 
 class Job(BaseEstimator, ABC):
@@ -101,7 +75,12 @@ class Job(BaseEstimator, ABC):
     _begun: str | None = None  # the model to which all of this belongs
     problem_type: str | None = None  # of texts, as in the config of a model
 
-    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512, verbose: bool = True):
+    def __init__(
+        self,
+        model: str | Path = MINI_MODEL_PATH,
+        max_seq_length: int = 512,
+        verbose: bool = True,
+    ):
         self.model = model
         self.max_seq_length = max_seq_length
         self.verbose = verbose
@@ -186,11 +165,20 @@ class Job(BaseEstimator, ABC):
         state = dict(super().__getstate__())
         if self.__sklearn_is_fitted__():
             network = copy.copy(self.model_)  # which opens the folder
-            for name in ("forward", "_original_forward", "_is_accelerate_prepared"):  # which accelerate adds
+            for name in (
+                "forward",
+                "_original_forward",
+                "_is_accelerate_prepared",
+            ):  # which accelerate adds
                 vars(network).pop(name, None)
             if network.device.type != "cpu":
                 network = copy.deepcopy(network).cpu()
-            state |= vars(self) | {"_saved": None, "_plan": None, "_trainer": None, "_network": network}
+            state |= vars(self) | {
+                "_saved": None,
+                "_plan": None,
+                "_trainer": None,
+                "_network": network,
+            }
         if training := state.get("_training"):
             state["_training"] = training = copy.copy(training)
             training.output_dir = None
@@ -227,7 +215,10 @@ class Job(BaseEstimator, ABC):
         """The model in float32; its head is new unless it has as many outputs as there are classes."""
         if self._names:
             names = dict(enumerate(self._names))
-            options |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+            options |= {
+                "id2label": names,
+                "label2id": {name: i for i, name in names.items()},
+            }
         with without_bars(is_head_new=True):
             model = self.auto_class.from_pretrained(
                 self._source, dtype="float32", ignore_mismatched_sizes=True, **options
@@ -311,7 +302,12 @@ class Job(BaseEstimator, ABC):
     def _after_training(self, plan: Plan) -> None:
         """Change the trained model before it is evaluated."""
 
-    def _fit(self, plan: Plan, training: FineTuningArguments | None, options: dict[str, Any]) -> None:
+    def _fit(
+        self,
+        plan: Plan,
+        training: FineTuningArguments | None,
+        options: dict[str, Any],
+    ) -> None:
         """Train or resume by a plan, and report on the validation rows; the other arguments are those of `fit`."""
         self._plan = plan
         num_rows = len(plan.columns[0])
@@ -330,7 +326,13 @@ class Job(BaseEstimator, ABC):
             if plan.validation:
                 *inputs, labels = plan.validation
                 self._count_seen(inputs, VALIDATION)
-                self._report(self.outputs(*inputs), labels, VALIDATION, Path(training.output_dir), inputs[0])
+                self._report(
+                    self.outputs(*inputs),
+                    labels,
+                    VALIDATION,
+                    Path(training.output_dir),
+                    inputs[0],
+                )
 
     def _train(self, plan: Plan, training: FineTuningArguments, rows: dict[str, Any]) -> None:
         """Train or resume; the rows are arguments of the trainer."""
@@ -431,7 +433,14 @@ class Job(BaseEstimator, ABC):
     def _report_classes(self, outputs: Any, labels: list, report: Path, picture: Path) -> None:
         """Write what a job says of each class, print the lowest ones, and perhaps draw it."""
 
-    def _report(self, outputs: Any, labels: list, split: str, folder: Path, inputs: Sequence | None = None) -> None:
+    def _report(
+        self,
+        outputs: Any,
+        labels: list,
+        split: str,
+        folder: Path,
+        inputs: Sequence | None = None,
+    ) -> None:
         """Print the metrics of a split beside those of simpler answers, and write them to a file of the folder."""
         scores = self._forms(outputs, labels, inputs)
         trivial, answer = self._trivial(labels)
@@ -443,7 +452,10 @@ class Job(BaseEstimator, ABC):
         if self._opened().is_world_process_zero():
             titles = FORMS | {"tfidf": title, "trivial": f"trivial: {answer}"}
             num_rows = f"{len(labels):,} row{'s' * (len(labels) > 1)}"
-            say_scores(f"{split}, {num_rows}", {titles[name]: scores[name] for name in scores})
+            say_scores(
+                f"{split}, {num_rows}",
+                {titles[name]: scores[name] for name in scores},
+            )
             if title and words is None:
                 messages.say(title)
             self._write_scores(scores, split, folder, outputs, labels)

@@ -99,13 +99,9 @@ def plan_fit(
         is_few = len(texts) < min(FEW_TEXTS, FEW_OF_CLASS * num_classes)
         is_head_first = is_head_new and is_few and problem_type != REGRESSION
     is_small = not adapter and config.hidden_size <= SMALL  # larger models, and adapters, were not compared
-    is_short = is_small and is_head_first and problem_type == SINGLE
-    identity = {"problem_type": problem_type, "classifier_pooling": pooling, "head_first": is_head_first}
-    identity["adapter"] = _settings_of(adapter)
+    is_single_first = is_head_first and problem_type == SINGLE
     options: dict[str, Any] = {"weights": weights, "best_metric": "f1"}
-    if weights is not None:
-        identity["weights"] = content_hash(weights.tolist())
-    elif validation and is_held_out and is_head_first and problem_type == SINGLE and can_cross(labels):
+    if validation and is_held_out and is_single_first and weights is None and can_cross(labels):
         columns = [of_training + held_out for of_training, held_out in zip(columns, validation)]
         validation = None
         options["is_crossed"] = True
@@ -116,10 +112,11 @@ def plan_fit(
         options["learning_rate"] = 10 * default_learning_rate(config)
     elif is_head_first and hasattr(config, "classifier_pooling"):  # the first token of a frozen encoder says less
         pooling = pooling or "mean"
+    is_short = is_small and is_single_first
     return Plan(
         columns,
         validation,
-        identity,
+        _identity(problem_type, parameters, is_head_first, weights),
         num_epochs(len(columns[0]), is_head_first, is_short),
         pooling=pooling,
         has_short_steps=is_small,
@@ -184,9 +181,19 @@ def weigh(
     return [[column[i] for i in kept] for column in columns], weights
 
 
-def _settings_of(adapter: Any) -> dict[str, Any]:
-    """Settings of an adapter as plain types, without those that are not used."""
-    if not adapter:
-        return {}
-    settings = json.loads(json.dumps(adapter.to_dict(), default=sorted))  # sets; their order differs between processes
-    return {name: value for name, value in settings.items() if value}
+def _identity(
+    problem_type: str, parameters: Mapping[str, Any], is_head_first: bool, weights: np.ndarray | None
+) -> dict[str, Any]:
+    found = {
+        "problem_type": problem_type,
+        "classifier_pooling": parameters["classifier_pooling"],
+        "head_first": is_head_first,
+        "adapter": {},
+    }
+    if parameters["adapter"]:
+        # sets become lists; their order differs between processes
+        settings = json.loads(json.dumps(parameters["adapter"].to_dict(), default=sorted))
+        found["adapter"] = {name: value for name, value in settings.items() if value}
+    if weights is not None:
+        found["weights"] = content_hash(weights.tolist())
+    return found

@@ -24,7 +24,15 @@ def say_scores(title: str, scores: Mapping[str, Mapping[str, float]]) -> None:
 
     lines = [[name[:WIDTH], *metrics.values()] for name, metrics in scores.items()]
     names = next(iter(scores.values()))
-    say(tabulate(lines, [title, *names], tablefmt="plain", floatfmt=".4f", disable_numparse=[0]))
+    say(
+        tabulate(
+            lines,
+            [title, *names],
+            tablefmt="plain",
+            floatfmt=".4f",
+            disable_numparse=[0],
+        )
+    )
 
 
 def say_worst(scores: Mapping[str, float]) -> None:
@@ -49,7 +57,13 @@ def draw_matrix(matrix: np.ndarray, names: list[str], file: Path) -> None:
     size = 3 + 0.4 * len(names)
     figure = Figure(figsize=(size, size), layout="constrained")
     display = ConfusionMatrixDisplay(matrix, display_labels=shown)
-    display.plot(ax=figure.subplots(), cmap="Blues", colorbar=False, xticks_rotation="vertical", values_format="d")
+    display.plot(
+        ax=figure.subplots(),
+        cmap="Blues",
+        colorbar=False,
+        xticks_rotation="vertical",
+        values_format="d",
+    )
     with writing(file) as stream, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # the font lacks Chinese characters, for example
         figure.savefig(stream, format="png", dpi=120)
@@ -67,7 +81,14 @@ def say_saved(folder: str | Path, *command: str, test_file: str = "NEW.csv") -> 
     shown = ", ".join(name for name in names if matches(Path(name), TOLD))
     commands: list[tuple] = []
     if command:
-        options = ("--model_name_or_path", folder, "--test_file", test_file, "--output_dir", f"{folder}-new")
+        options = (
+            "--model_name_or_path",
+            folder,
+            "--test_file",
+            test_file,
+            "--output_dir",
+            f"{folder}-new",
+        )
         commands.append((*command, *options))
     if "adapter_config.json" in names:
         say(f"{folder} has the adapter, {shown}")

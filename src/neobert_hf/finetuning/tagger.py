@@ -29,9 +29,10 @@ from transformers import (
 from ..files.messages import say
 from ..runs import FineTuningArguments
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
+from .decorators import all_or_nothing
 from .entities import EntityFinder
 from .findings import Scores
-from .job import TRAINING, Job, all_or_nothing
+from .job import TRAINING, Job
 from .plan import SMALL, Plan
 from .rows import check_known, given_names
 from .summary import say_worst, write_report
@@ -137,7 +138,12 @@ class Tagger(Job):
 
     def _trainer_for(self, *arguments, **options) -> Trainer:
         collator = DataCollatorForTokenClassification(self.tokenizer, label_pad_token_id=[IGNORED, IGNORED])
-        return super()._trainer_for(*arguments, data_collator=collator, compute_loss_func=piece_loss, **options)
+        return super()._trainer_for(
+            *arguments,
+            data_collator=collator,
+            compute_loss_func=piece_loss,
+            **options,
+        )
 
     def _rows(self, words: Words, tags: Words | None = None, split: str | None = None) -> Dataset:
         """Windows of at most `max_seq_length` tokens.
@@ -158,7 +164,13 @@ class Tagger(Job):
         options: dict[str, Any] = {"tokenizer": self.tokenizer, "length": length}
         if split == TRAINING:
             options["names"] = names
-        windows = rows.map(cut, batched=True, with_indices=True, remove_columns=rows.column_names, fn_kwargs=options)
+        windows = rows.map(
+            cut,
+            batched=True,
+            with_indices=True,
+            remove_columns=rows.column_names,
+            fn_kwargs=options,
+        )
         longest = max(map(len, windows["input_ids"]))
         if split == TRAINING and longest < length:  # a longer window has places that the training has not seen
             self.tokenizer.model_max_length = longest
@@ -235,7 +247,10 @@ class Tagger(Job):
             return {"metrics": of_words}
         found = {division: self._metrics_of_texts(inputs, labels, division) for division in {self._division, MARKS}}
         forms = {"metrics": of_words | found[self._division]}
-        for name, other in {"words": of_words, "pipeline": of_words | found[MARKS]}.items():
+        for name, other in {
+            "words": of_words,
+            "pipeline": of_words | found[MARKS],
+        }.items():
             if abs(other["f1"] - forms["metrics"]["f1"]) > LARGEST_DIFFERENCE:
                 forms[name] = other
         return forms
@@ -252,7 +267,11 @@ class Tagger(Job):
         num_sought = max(sum(map(len, sought)), 1)
         num_found = max(num_found, 1)
         f1 = 2 * num_right / (num_sought + num_found)
-        return {"precision": num_right / num_found, "recall": num_right / num_sought, "f1": f1}
+        return {
+            "precision": num_right / num_found,
+            "recall": num_right / num_sought,
+            "f1": f1,
+        }
 
     def _trivial(self, labels: Words) -> tuple[list[np.ndarray], str]:
         """The most frequent tag."""
@@ -368,7 +387,13 @@ def tag_report(sought: Words, found: Words, output_dict: bool = False) -> Any:
     return entities.classification_report(sought, found, **options)
 
 
-def cut(rows: dict[str, list], numbers: list[int], tokenizer, length: int, names: Sequence[str] | None = None) -> dict:
+def cut(
+    rows: dict[str, list],
+    numbers: list[int],
+    tokenizer,
+    length: int,
+    names: Sequence[str] | None = None,
+) -> dict:
     """Return windows of rows of words, for `Dataset.map`; `names` are those of the tags, of a training."""
     overlap = (length - tokenizer.num_special_tokens_to_add()) // 4
     tokens = _tokenize(tokenizer, rows["words"], length, overlap)
@@ -402,7 +427,12 @@ def cut(rows: dict[str, list], numbers: list[int], tokenizer, length: int, names
     return inputs | {"labels": labels, "row": [numbers[owner] for owner in owners]}
 
 
-def _tokenize(tokenizer: PreTrainedTokenizerBase, rows: list[list[str]], length: int, overlap: int) -> BatchEncoding:
+def _tokenize(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: list[list[str]],
+    length: int,
+    overlap: int,
+) -> BatchEncoding:
     """Windows of tokens; a word of characters that the tokenizer removes has the unknown token, so that it gets a tag too."""
 
     def tokenize(rows: list[list[str]]) -> BatchEncoding:

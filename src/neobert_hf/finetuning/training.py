@@ -19,7 +19,9 @@ LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_
 
 @contextmanager
 def training_arguments(
-    training: FineTuningArguments | None, options: dict[str, Any], has_validation: bool = False
+    training: FineTuningArguments | None,
+    options: dict[str, Any],
+    has_validation: bool = False,
 ) -> Iterator[FineTuningArguments]:
     """Give a copy of the arguments, or those of the options; without `output_dir`, their folder is removed at the end."""
     if training and options:
@@ -27,7 +29,11 @@ def training_arguments(
     with TemporaryDirectory() as folder:
         if training is None:
             if "output_dir" not in options:
-                options = {"output_dir": folder, "report_to": "none", "save_only_model": True} | options
+                options = {
+                    "output_dir": folder,
+                    "report_to": "none",
+                    "save_only_model": True,
+                } | options
             if not has_validation:
                 options = LAST_EPOCH | options
             yield FineTuningArguments(**options)
