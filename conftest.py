@@ -249,7 +249,7 @@ def unpack(rows):
 
 def packed_plan(lengths, implementation="auto", dtype=torch.float32, is_training=True):
     """The plan of a forward over one packed row of documents."""
-    boundaries = Boundaries(cu_seq_lens={"cu_seq_lens_q": torch.tensor([0, *lengths]).cumsum(0)})
+    boundaries = Boundaries(cu_seq_lens=torch.tensor([0, *lengths]).cumsum(0))
     config = neobert_hf.NeoBERTConfig(vocab_size=10, num_hidden_layers=1, attn_implementation=implementation)
     encoder = neobert_hf.NeoBERTModel(config).to(dtype).train(is_training)
     with torch.set_grad_enabled(is_training):

@@ -23,6 +23,7 @@ continues after an interruption. Delete the folder to measure again.
 import itertools
 import json
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
@@ -47,7 +48,10 @@ from transformers import (
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.files.output import write_json
-from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, held_out_losses, pretrain
+from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, pretrain
+
+sys.path.append(str(Path(__file__).parents[1] / "examples/ablation"))
+from held_out import held_out_losses
 
 # Width and heads are equal. ModernBERT's shape is that of ettin-encoder-17m, with a feed-forward layer 4 % wider.
 WIDTH = {"hidden_size": 256, "num_attention_heads": 4}

@@ -19,7 +19,6 @@ from harness import finish, read_arguments
 from result_tables import RESULTS, rows_table
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.pretraining import training_flops
 
 # The two fitted factors, from the H200 at 512 tokens (throughput_gpu_bfloat16.json): its ceiling, and the model as loaded.
 PRODUCTS, MEMORY = 0.79, 0.46  # shares of the peak rate of products, and of the peak bandwidth
@@ -59,13 +58,12 @@ WHOLE = "ours-compiled"  # torch.compile of the whole model, as it was measured 
 
 
 @cache
-def flops_per_token() -> tuple[float, float]:
+def flops_per_token() -> tuple[int, int]:
     """Operations of the blocks' products for a token, and of attention for a token and each token of its sequence."""
     with torch.device("meta"):
         model = NeoBERTForMaskedLM(NeoBERTConfig())
-    decoder = 2 * model.decoder.weight.numel()
-    products, both = (training_flops(model, 1, 1, squares) / 3 - decoder for squares in (0, 1))
-    return products, both - products
+    linear = [layer.weight.numel() for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)]
+    return 2 * sum(linear), 4 * model.config.hidden_size * model.config.num_hidden_layers
 
 
 def bytes_per_token(variant: str, dtype: str, length: int, config: NeoBERTConfig) -> int:

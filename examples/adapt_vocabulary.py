@@ -56,10 +56,9 @@ def adapt(vocabulary: VocabularyArguments, data: CorpusArguments, training: Adap
     if trainer.is_world_process_zero():
         write_card(start)  # first: the other card tells of it
         write_card(training.output_dir)
-        words = ["finetune-classifier", "--model_name_or_path", training.output_dir, "--train_file", "TRAIN.csv"]
-        say_next(
-            ["neobert", *words, "--text_columns", "TEXT", "--label_column", "LABEL", "--output_dir", "runs/classes"]
-        )
+        files = ["--model_name_or_path", training.output_dir, "--train_file", "TRAIN.csv"]
+        columns = ["--text_columns", "TEXT", "--label_column", "LABEL"]
+        say_next(["neobert", "finetune-classifier", *files, *columns, "--output_dir", "runs/classes"])
 
 
 def main():

@@ -58,20 +58,23 @@ def deduplicate(files: list[str], output_dir: Path, text_column: str):
     logger.disable("datatrove")  # an error reaches the caller
     hashes = HashConfig(hash_fc="sha1")  # datatrove's xxhash fails with xxhash 4
     config = MinhashConfig(n_grams=5, num_buckets=14, hashes_per_bucket=8, hash_config=hashes)
-    rows, tasks = partial(read, files, text_column), len(files)
-    options = {"start_method": "fork"} if sys.platform == "linux" else {}  # the default imports everything again
+    rows = partial(read, files, text_column)
+    options = {}
+    if sys.platform == "linux":
+        options["start_method"] = "fork"  # the default imports everything again
     with tempfile.TemporaryDirectory(dir=output_dir.absolute().parent) as work:
-        signatures, pairs, groups, unique = (f"{work}/{name}" for name in ("signatures", "pairs", "groups", "unique"))
+        unique = f"{work}/unique"
         os.mkdir(unique)
         steps = [
-            (tasks, [rows, MinhashDedupSignature(signatures, config, language=Words())]),
-            (config.num_buckets, [MinhashDedupBuckets(signatures, pairs, config=config)]),
-            (1, [MinhashDedupCluster(pairs, groups, config)]),
-            (tasks, [rows, MinhashDedupFilter(groups), partial(write, unique)]),
+            (len(files), [rows, MinhashDedupSignature(f"{work}/signatures", config, language=Words())]),
+            (config.num_buckets, [MinhashDedupBuckets(f"{work}/signatures", f"{work}/pairs", config=config)]),
+            (1, [MinhashDedupCluster(f"{work}/pairs", f"{work}/groups", config)]),
+            (len(files), [rows, MinhashDedupFilter(f"{work}/groups"), partial(write, unique)]),
         ]
         for number, (tasks, pipeline) in enumerate(steps):
             options["logging_dir"] = f"{work}/logs/{number}"
-            stats = LocalPipelineExecutor(pipeline, tasks, min(os.cpu_count(), tasks), **options).run()
+            workers = min(os.cpu_count(), tasks)
+            stats = LocalPipelineExecutor(pipeline, tasks, workers, **options).run()
         os.replace(unique, output_dir)
     counts = stats.stats[0]  # of the filter
     numbers = {"rows": int(counts["total"].total), "removed": int(counts["dropped"].total)}

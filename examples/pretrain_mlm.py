@@ -42,10 +42,9 @@ def train(data: CorpusArguments, training: PretrainingArguments):
     trainer = pretrain(data, training)
     if trainer.is_world_process_zero():
         write_card(training.output_dir)
-        words = ["finetune-classifier", "--model_name_or_path", training.output_dir, "--train_file", "TRAIN.csv"]
-        say_next(
-            ["neobert", *words, "--text_columns", "TEXT", "--label_column", "LABEL", "--output_dir", "runs/classes"]
-        )
+        files = ["--model_name_or_path", training.output_dir, "--train_file", "TRAIN.csv"]
+        columns = ["--text_columns", "TEXT", "--label_column", "LABEL"]
+        say_next(["neobert", "finetune-classifier", *files, *columns, "--output_dir", "runs/classes"])
 
 
 def main():

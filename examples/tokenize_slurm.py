@@ -27,9 +27,11 @@ def submit(files: list[str], tokenizer_name: str, output_dir: Path, tasks: int, 
     if shutil.which("sbatch") is None:
         raise ValueError("the command sbatch is missing; run this on a machine of the cluster that has it")
     folder = output_dir.resolve()
-    steps, tasks = tokenizing_tasks(Corpus(files), load_tokenizer(tokenizer_name), folder, tasks)
+    tokenizer = load_tokenizer(tokenizer_name)
+    steps, tasks = tokenizing_tasks(Corpus(files), tokenizer, folder, tasks)
     if steps:
-        logs, options = str(folder / "logs"), {**OPTIONS, "partition": partition, "time": time}
+        logs = str(folder / "logs")
+        options = {**OPTIONS, "partition": partition, "time": time}
         job = SlurmPipelineExecutor(steps, tasks, logging_dir=logs, **options)
         last = [partial(write_manifest, folder)]
         SlurmPipelineExecutor(last, 1, depends=job, logging_dir=f"{logs}/manifest", **options).run()

@@ -1,14 +1,11 @@
-"""Train a NeoBERT to embed texts, by the paper's contrastive learning (section 5.2.1) and sentence-transformers' trainer.
+"""Train a NeoBERT to embed texts, by contrastive learning and sentence-transformers' trainer.
 
 Pairs of your own, in columns of .jsonl, .csv or .parquet files; a short run of the mini model on a CPU:
 
     neobert train-contrastive --train_files pairs.jsonl --output_dir runs/small-embeddings \\
         --max_steps 100 --per_device_train_batch_size 64 --learning_rate 1e-4 --warmup_steps 10
 
-The paper's training sets (examples/paper/embeddings/README.md):
-
-    neobert train-contrastive --training_sets examples/paper/embeddings/sets.yaml \\
-        --model_name_or_path chandar-lab/NeoBERT --output_dir runs/embeddings --mini_batch_size 32
+The paper's training sets and instructions have a script of their own (examples/paper/embeddings/README.md).
 
 Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption.
 """
@@ -22,7 +19,6 @@ from neobert_hf.embeddings import (
     mine_negatives,
     open_embedding_model,
     open_sets,
-    read_prompts,
     sentence_transformer,
     train_contrastive,
 )
@@ -42,17 +38,15 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
 
     # 2. Data
     sets, held_out = open_sets(arguments, training.seed)
-    prompts = read_prompts(arguments, sets)
     if arguments.num_mined_negatives:
-        sets = mine_negatives(sets, prompts, model, arguments.num_mined_negatives, arguments.instruction_sides)
+        sets = mine_negatives(sets, model, arguments.num_mined_negatives)
     for set_name, rows in sets.items():
-        columns, prompt = ", ".join(rows.column_names), prompts.get(set_name)
-        print(f"{set_name}: {len(rows):,} rows of {columns}; prompt {prompt!r}", flush=True)
+        print(f"{set_name}: {len(rows):,} rows of {', '.join(rows.column_names)}", flush=True)
     for set_name, rows in held_out.items():
         print(f"{set_name}: {len(rows):,} pairs to evaluate on", flush=True)
 
     # 3. Training
-    train_contrastive(model, sets, training, arguments, prompts, held_out)
+    train_contrastive(model, sets, training, arguments, held_out)
     if training.should_save:
         write_card(training.output_dir)
         say_saved(training.output_dir)

@@ -107,8 +107,8 @@ def test_a_command_without_its_packages_names_what_installs_them(installed, tmp_
 
 def test_every_folder_of_code_is_a_package():
     """pip would not install a folder without `__init__.py`, or a folder that git ignores."""
-    source = ROOT / "src/neobert_hf"
-    folders = {str(file.parent.relative_to(source.parent)).replace(os.sep, ".") for file in source.rglob("*.py")}
+    source = ROOT / "src"
+    folders = {str(file.parent.relative_to(source)).replace(os.sep, ".") for file in source.rglob("*.py")}
     folders.remove("neobert_hf.mini")  # its code is data, and tests/checkpoints/test_mini.py installs it
     settings = load_file(ROOT / "pyproject.toml")["tool"]["setuptools"]
     assert {*folders, "neobert_hf.examples"} == set(settings["packages"])
@@ -117,12 +117,12 @@ def test_every_folder_of_code_is_a_package():
         assert not subprocess.run(ignored, cwd=ROOT, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("room", ["embeddings", "export", "files", "finetuning", "pretraining", "runs"])
+@pytest.mark.parametrize("room", neobert_hf.NAMESPACES)
 def test_editors_see_the_names_that_are_imported_when_they_are_used(room):
     tree = ast.parse((ROOT / "src/neobert_hf" / room / "__init__.py").read_text("utf-8"))
     (block,) = [node.body for node in tree.body if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING"]
     assert all(each.name == each.asname for node in block for each in node.names)  # such a name is public
-    seen = {node.module: tuple(each.name for each in node.names) for node in block}
+    seen = {"." * (node.level - 1) + node.module: tuple(each.name for each in node.names) for node in block}
     assert seen == import_module(f"neobert_hf.{room}").NAMES_OF
 
 

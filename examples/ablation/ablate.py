@@ -23,7 +23,7 @@ from neobert_hf.runs import run_script
 TITLES = (
     "arm",
     "parameters",
-    "training",
+    "tokens",
     "held-out loss",
     "accuracy",
     "same",
@@ -64,7 +64,7 @@ def row_of(name: str, arm: dict) -> list:
         return [name, *[""] * 5, f"diverged with seed {', '.join(arm['diverged'])}", "", ""]
     name += f" (diverged with seed {', '.join(arm['diverged'])})" if arm["diverged"] else ""
     same = "rows and masks" if arm["same_masks"] else "rows" if arm["same_rows"] else "neither"
-    size = f"{arm['num_parameters'] / 1e6:.2f} M", f"{arm['training_flops'] / 1e12:.1f} TFLOP"
+    size = f"{arm['num_parameters'] / 1e6:.2f} M", f"{arm['num_tokens'] / 1e6:.1f} M"
     difference = f"{arm['difference']:+.4f}" if "interval" in arm else "baseline"
     intervals = [arm.get("interval"), arm.get("interval_of_seeds")]
     intervals = [f"{found[0]:+.4f} to {found[1]:+.4f}" if found else "" for found in intervals]

@@ -12,6 +12,7 @@ import filelock
 import numpy as np
 import torch
 import yaml
+from held_out import held_out_losses
 from scipy import stats
 
 from neobert_hf.checkpoints import load_tokenizer
@@ -22,7 +23,6 @@ from neobert_hf.pretraining import (
     CorpusArguments,
     PretrainingArguments,
     build_model,
-    held_out_losses,
     open_text,
     order_of_rows,
     pretrain,
@@ -394,7 +394,7 @@ def _describe(results, arm, ablation, arms, per_character):
         return described
     of_seeds = [results[arm, seed] for seed in losses]
     summary = read_json(Path(arms[arm][1].output_dir).with_name(f"{arm}-{next(iter(losses))}") / SUMMARY)
-    described |= {name: summary[name] for name in ("num_parameters", "training_flops", "num_tokens", "steps")}
+    described |= {name: summary[name] for name in ("num_parameters", "num_tokens", "steps")}
     described |= {
         "loss": float(np.mean([np.nanmean(values) for values in losses.values()])),
         "loss_by_seed": {str(seed): float(np.nanmean(values)) for seed, values in losses.items()},

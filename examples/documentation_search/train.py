@@ -40,7 +40,7 @@ from transformers import AutoTokenizer, HfArgumentParser, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, tune_allocator
 from neobert_hf.embeddings import ContrastiveTrainingArguments, pairs_evaluator, set_sampling
-from neobert_hf.runs.resume import begin_or_resume, lock_run
+from neobert_hf.runs import begin_or_resume, lock_run
 
 HERE = Path(__file__).parent
 MAX_POSITIONS = 512  # of a new model; training uses the first max_seq_length
@@ -204,7 +204,7 @@ def training_arguments(stage: Stage, folder: Path, num_rows: dict[str, int]) -> 
         report_to="none",
     )
     weights = stage.sampling_weights(num_rows)
-    set_sampling(training, stage.sampling_exponent, weights=[weights[name] for name in num_rows])
+    set_sampling(training, weights=[weights[name] for name in num_rows])
     return training
 
 

@@ -20,8 +20,7 @@ from pseudo_perplexity_runs import PseudoPerplexityArguments, evaluate_files
 from neobert_hf import best_dtype, tune_allocator
 from neobert_hf.embeddings import hash_of_weights
 from neobert_hf.files import replacing, run_command
-from neobert_hf.runs import CommandParser, environment
-from neobert_hf.runs.resume import lock_run
+from neobert_hf.runs import CommandParser, environment, lock_run
 
 
 @dataclass

@@ -15,8 +15,7 @@ from pseudo_perplexity_runs import PseudoPerplexityArguments, evaluate_files
 
 from neobert_hf import tune_allocator
 from neobert_hf.files import run_command
-from neobert_hf.runs import CommandParser
-from neobert_hf.runs.resume import lock_run
+from neobert_hf.runs import CommandParser, lock_run
 
 
 def evaluate(arguments: PseudoPerplexityArguments):

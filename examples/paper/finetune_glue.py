@@ -15,8 +15,7 @@ from glue_runs import GlueArguments, GlueTrainingArguments, run_suite
 
 from neobert_hf import tune_allocator
 from neobert_hf.files import run_command
-from neobert_hf.runs import CommandParser
-from neobert_hf.runs.resume import lock_run
+from neobert_hf.runs import CommandParser, lock_run
 
 
 def run(arguments: GlueArguments, training: GlueTrainingArguments):

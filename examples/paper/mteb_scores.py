@@ -14,13 +14,14 @@ from typing import Literal
 
 import datasets
 import mteb
+import yaml
 from datasets.load import CachedDatasetModuleFactory
 from huggingface_hub import EvalResult, ModelCard
 from mteb.abstasks import AbsTask, AbsTaskRetrieval
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
 from sentence_transformers import SentenceTransformer
 
-from neobert_hf.embeddings import fingerprint, read_yaml
+from neobert_hf.embeddings import fingerprint
 
 BENCHMARK = "MTEB(eng, v1)"  # the paper's
 INSTRUCTIONS = Path(__file__).parent / "embeddings/instructions.yaml"
@@ -139,7 +140,8 @@ def mteb_prompts(template: str = "{instruction} ", sides: str = "both") -> dict[
     """
     if "{instruction}" not in template:
         raise ValueError(f"the template {template!r} does not contain {{instruction}}; add it")
-    instructions, prompts = read_yaml(INSTRUCTIONS), {}
+    instructions = yaml.safe_load(INSTRUCTIONS.read_text("utf-8"))
+    prompts = {}
     for kind, tasks in instructions.items():
         for task, text in tasks.items():
             prompt = template.replace("{instruction}", text)

@@ -192,8 +192,8 @@ def tokenize(parser: Parser) -> Run:
 
         tokenizer = load_tokenizer(tokenizer_name)
         documents = tokenize(Corpus(**source), tokenizer, output_dir, executor, tasks, workers)
-        names = ("num_documents", "num_tokens", "length_histogram")
-        print(json.dumps({"folder": output_dir, **{name: documents.manifest[name] for name in names}}))
+        counts = {name: documents.manifest[name] for name in ("num_documents", "num_tokens")}
+        print(json.dumps({"folder": output_dir, **counts}))
         words = ("--documents_dir", output_dir, "--tokenizer_name", tokenizer_name, "--output_dir", "runs/pretraining")
         _say_next("pretrain-mlm", *words, "--num_held_out", str(min(1000, 1 + len(documents) // 20)))
 
@@ -211,21 +211,6 @@ def _add_corpus(parser: Parser) -> None:
     add("--text_column", default="text", metavar="NAME", help="Column that holds the text.")
     text = "Unit of a .txt file that is one document; blank lines separate paragraphs."
     add("--sample_by", choices=("line", "paragraph", "document"), default="paragraph", help=text)
-
-
-def verify_documents(parser: Parser) -> Run:
-    """Compare tokenized documents with their checksums.
-
-    neobert verify-documents documents
-    """
-    parser.add_argument("folder", metavar="FOLDER", help="Folder that `neobert tokenize` wrote.")
-
-    def run(folder: str) -> None:
-        from neobert_hf.pretraining import verify_documents
-
-        print(json.dumps({"folder": folder, "num_documents": len(verify_documents(folder))}))
-
-    return run
 
 
 def doctor(parser: Parser) -> Run:
@@ -332,7 +317,7 @@ def _say_next(*words: str) -> None:
         say_next(("neobert", *words))
 
 
-COMMANDS = (embed, search, train_tokenizer, tokenize, verify_documents, doctor, convert, export)
+COMMANDS = (embed, search, train_tokenizer, tokenize, doctor, convert, export)
 SCRIPTS = {  # with the first line of their help
     "example-data": "Write the small files that the documentation uses.",
     "finetune-classifier": "Train a model to give texts a class or a number.",

@@ -74,8 +74,7 @@ def junk(rng: random.Random, content: bytes) -> bytes:
 def damage(rng: random.Random, folder: Path, files: list[Path]) -> str:
     """Damage one of the files; return its name and the damage.
 
-    A checkpoint and documents are compared by names and sizes, so each damage changes one of them. `neobert verify-documents`
-    finds changed bytes.
+    A checkpoint and documents are compared by names and sizes, so each damage changes one of them.
     """
     file = rng.choice(files)
     way = rng.choice((cut, cut, junk, "removed", "swapped"))

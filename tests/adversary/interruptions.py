@@ -13,7 +13,7 @@ from pathlib import Path
 from adversary.machinery import RIGHT, Failed, Family, Outcome, at_event, explained, fork_case
 from adversary.workbench import COMMANDS, TRAININGS, Reference, Workbench, files_of, losses_of, weights_of
 
-from neobert_hf.runs.resume import last_complete_checkpoint
+from neobert_hf.runs import last_complete_checkpoint
 
 NUM_KILLS = {
     "pretraining": 30,

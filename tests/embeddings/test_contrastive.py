@@ -1,4 +1,4 @@
-"""Contrastive training: shares and order of the sampler, the loss against its formula, effect of the instructions."""
+"""Contrastive training: shares and order of the sampler, the loss against its formula, mined negatives."""
 
 import json
 import os
@@ -34,14 +34,13 @@ from neobert_hf.embeddings import (
     hold_out,
     mine_negatives,
     open_sets,
-    read_prompts,
     read_sets_of_pairs,
     sentence_transformer,
     set_sampling,
 )
 from neobert_hf.embeddings import train_contrastive as train_on_pairs
-from neobert_hf.embeddings.contrastive import SizeExponentBatchSampler
-from neobert_hf.runs.resume import lock_run
+from neobert_hf.embeddings.contrastive import WeightedBatchSampler
+from neobert_hf.runs import lock_run
 
 SIZES = (6400, 1600, 100)
 
@@ -56,7 +55,7 @@ def stream(sizes=SIZES, seed=0, epoch=0, batch_size=4, **options):
         )
         for dataset in datasets
     ]
-    sampler = SizeExponentBatchSampler(ConcatDataset(datasets), children, generator, seed, **options)
+    sampler = WeightedBatchSampler(ConcatDataset(datasets), children, generator, seed, **options)
     sampler.set_epoch(epoch)
     return sampler
 
@@ -69,18 +68,18 @@ def datasets_of(batches, sizes=SIZES):
     return [each.pop() for each in found]
 
 
-@pytest.mark.parametrize("options", [{"exponent": 0.0}, {"exponent": 0.5}, {"exponent": 1.0}, {"weights": [1, 0, 3]}])
-def test_datasets_are_drawn_in_proportion_to_size_to_the_exponent_or_by_weights(options):
+@pytest.mark.parametrize("given", [None, [1, 0, 3]])
+def test_datasets_are_drawn_in_proportion_to_the_square_root_of_their_sizes_or_to_weights(given):
     num_batches = 2000
-    counts = Counter(datasets_of(stream(num_batches=num_batches, **options)))
-    weights = np.array(options.get("weights") or SIZES, float) ** options.get("exponent", 1)
+    counts = Counter(datasets_of(stream(num_batches=num_batches, weights=given)))
+    weights = np.array(given or np.sqrt(SIZES))
     for dataset, share in enumerate(weights / weights.sum()):
         sigma = np.sqrt(num_batches * share * (1 - share))
         assert abs(counts[dataset] - num_batches * share) <= 3 * sigma
 
 
 def test_an_exhausted_dataset_restarts_in_a_new_order_and_each_pass_has_each_row_once():
-    batches = list(stream(sizes=(40, 8), num_batches=60, exponent=0.0))
+    batches = list(stream(sizes=(40, 8), num_batches=60, weights=[1, 1]))
     small = [batch for batch, dataset in zip(batches, datasets_of(batches, (40, 8))) if dataset == 1]
     passes = [[row for batch in small[i : i + 2] for row in batch] for i in range(0, len(small) - 1, 2)]
     assert len(passes) > 5
@@ -100,7 +99,7 @@ def test_the_stream_depends_only_on_seed_and_epoch_so_a_resumed_run_continues_it
 
 
 def test_a_group_of_batches_comes_from_one_dataset():
-    drawn = datasets_of(stream(num_batches=300, exponent=0.0, group=3))
+    drawn = datasets_of(stream(num_batches=300, weights=[1, 1, 1], group=3))
     assert all(len(set(drawn[i : i + 3])) == 1 for i in range(0, 300, 3))
     assert len(set(drawn)) == 3
 
@@ -109,7 +108,7 @@ def no_duplicates(texts):
     """The sampler over one dataset whose batches have no text twice."""
     dataset = Dataset.from_dict({"anchor": texts})
     child = NoDuplicatesBatchSampler(dataset, batch_size=4, drop_last=True, generator=torch.Generator(), seed=0)
-    return SizeExponentBatchSampler(ConcatDataset([dataset]), [child], num_batches=40)
+    return WeightedBatchSampler(ConcatDataset([dataset]), [child], num_batches=40)
 
 
 def test_batches_have_no_text_twice_and_a_dataset_without_such_a_batch_is_refused(tmp_path):
@@ -120,7 +119,7 @@ def test_batches_have_no_text_twice_and_a_dataset_without_such_a_batch_is_refuse
         stream(num_batches=4, sizes=(100, 3))
     training = ContrastiveTrainingArguments(str(tmp_path), max_steps=-1, num_train_epochs=1, use_cpu=True)
     with pytest.raises(ValueError, match="max_steps=-1, but sampled datasets have no epochs; give at least 1 step"):
-        set_sampling(training, 0.5)
+        set_sampling(training)
 
 
 # --- The loss -----------------------------------------------------------------------------------------------------
@@ -174,30 +173,6 @@ SIZE = dict(hidden_size=64, num_hidden_layers=2, intermediate_size=96)
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeio"]
 
 
-@pytest.mark.slow
-def test_instructions_decide_between_two_targets_of_one_question_in_a_training_from_python(tmp_path):
-    """Each question has one target for each instruction, from the same words; without instructions recall is at most one half."""
-    words = SYLLABLES
-    questions, targets = words[:16], {"first": words[16:32], "second": words[17:32] + words[16:17]}
-    tokenizer = train_wordpiece([" ".join([*words, *targets])] * 3, vocab_size=200, model_max_length=32)
-    model = sentence_transformer(str(new_encoder(tmp_path / "bare", tokenizer, **SIZE)))
-    sets = {name: Dataset.from_dict({"anchor": questions, "positive": texts}) for name, texts in targets.items()}
-    training = ContrastiveTrainingArguments(
-        str(tmp_path / "run"), max_steps=150, per_device_train_batch_size=16, learning_rate=2e-3, **QUIET
-    )
-    arguments = ContrastiveArguments(str(tmp_path / "bare"), instruction_sides="query")
-    train_on_pairs(model, sets, training, arguments, prompts={name: f"{name} " for name in targets})
-    assert training.prompts == {name: {"anchor": f"{name} "} for name in targets}
-    run = json.loads((tmp_path / "run/run.json").read_text())  # a resume compares it
-    assert run["prompts"] == training.prompts and run["texts"]["first"] != run["texts"]["second"]
-
-    documents = targets["first"]
-    expected = [documents.index(answer) for answers in targets.values() for answer in answers]
-    texts = [f"{name} {word}" for name in targets for word in questions]
-    found = model.encode(texts, normalize_embeddings=True) @ model.encode(documents, normalize_embeddings=True).T
-    assert np.mean(found.argmax(1) == np.array(expected)) >= 0.95
-
-
 def test_after_a_training_in_bf16_the_model_has_the_vectors_of_the_saved_one(folder, tmp_path):
     model, pairs = (
         sentence_transformer(folder),
@@ -217,11 +192,6 @@ def test_a_single_set_is_a_set_and_a_single_path_a_path(folder, tmp_path):
     assert hold_out(pairs, 0.5, 0)[1]["train"].num_rows == 4
     arguments = ContrastiveArguments(train_files="a.csv", validation_files=Path("b.csv"))
     assert (arguments.train_files, arguments.validation_files) == (["a.csv"], ["b.csv"])
-    (tmp_path / "sets.yaml").write_text("one: {file: one.csv}")
-    arguments = ContrastiveArguments(training_sets=str(tmp_path / "sets.yaml"))
-    assert arguments.train_files == [str(tmp_path / "one.csv")]
-    with pytest.raises(FileNotFoundError, match=r"NOPE\.yaml"):
-        ContrastiveArguments(training_sets="NOPE.yaml")
     (tmp_path / "one.csv").write_text("q,d\na,b\n")
     assert list(read_sets_of_pairs(tmp_path / "one.csv")) == ["one"]
 
@@ -324,23 +294,6 @@ def test_without_validation_files_a_tenth_of_the_train_files_is_held_out_and_the
     assert str(tmp_path) not in text and not list(run.glob("checkpoint-*/README.md"))
 
 
-def test_listed_sets_have_the_files_and_instructions_of_their_yaml_file(command, tmp_path):
-    listed = {name: {"file": f"{name}.jsonl", "instruction": f"the {name}"} for name in ("large", "small")}
-    listed["small"]["path"] = "org/small"
-    (tmp_path / "sets.yaml").write_text(json.dumps(listed))  # JSON is YAML
-    changes = dict(train_files=None, max_steps=2, save_steps=2)
-    printed = run_main(
-        train_contrastive, *command(tmp_path / "run", training_sets=[tmp_path / "sets.yaml", "small"], **changes)
-    )
-    assert "small: 12 rows of anchor, positive; prompt 'the small '" in printed and "large" not in printed
-    assert record_of(tmp_path / "run")["datasets"] == ["org/small"]
-    assert SentenceTransformer(str(tmp_path / "run")).prompts == {"query": "the small ", "document": "the small "}
-    arguments = ContrastiveArguments("model", training_sets=[str(tmp_path / "sets.yaml")])
-    sets, held_out = open_sets(arguments, 0)
-    assert read_prompts(arguments, sets) == {"large": "the large ", "small": "the small "}
-    assert len(sets["large"]) == 90 and not held_out
-
-
 def test_the_error_for_a_full_disk_at_the_last_save_is_one_line(command, tmp_path, monkeypatch):
     fill_disk_at_the_last_save(monkeypatch, ContrastiveTrainer, 1000)
     with pytest.raises(SystemExit, match=r"run could not be written; .*run holds no complete checkpoint") as ended:
@@ -363,14 +316,6 @@ def test_two_processes_with_shared_negatives_give_the_loss_curve_of_one_process(
 
 
 @pytest.mark.slow
-def test_mined_negatives_instructions_and_gradient_caching_run_through_the_example(command, tmp_path):
-    Path(tmp_path, "instructions.json").write_text(json.dumps({"small": "the fox", "large": "a house"}))
-    changes = dict(instructions=tmp_path / "instructions.json", num_mined_negatives=2, mini_batch_size=2, max_steps=3)
-    printed = run_main(train_contrastive, *command(tmp_path / "run", **changes))
-    assert "12 rows of anchor, positive, negative_1, negative_2; prompt 'the fox '" in printed
-
-
-@pytest.mark.slow
 def test_hard_negatives_improve_ranking_against_texts_outside_the_batches(tmp_path):
     """The doubled question is closer to the question than the answer is; it occurs in training only as a negative."""
     questions, answers = SYLLABLES[:24], SYLLABLES[24:]
@@ -390,14 +335,13 @@ def test_hard_negatives_improve_ranking_against_texts_outside_the_batches(tmp_pa
     assert shares[1] >= shares[0] + 0.2
 
 
-@pytest.mark.parametrize("sides", ["both", "query"])
-def test_mined_negatives_are_the_nearest_other_documents_with_the_instruction_of_the_answers(folder, sides):
+@pytest.mark.parametrize("corpus_prompt", ["the red ", None])
+def test_mined_negatives_are_the_nearest_other_documents_with_the_prompts(folder, corpus_prompt):
     rng = np.random.default_rng(0)
     questions, answers = ([" ".join(rng.choice(SENTENCE.split(), 5)) for _ in range(20)] for _ in range(2))
     pairs, model = Dataset.from_dict({"anchor": questions, "positive": answers}), sentence_transformer(folder)
-    mined = mine_negatives(DatasetDict(some=pairs), {"some": "the red "}, model, 2, sides)
-    prompt = "the red " if sides == "both" else None
-    queries, documents = model.encode(questions, prompt="the red "), model.encode(answers, prompt=prompt)
+    mined = mine_negatives(DatasetDict(some=pairs), model, 2, "the red ", corpus_prompt)
+    queries, documents = model.encode(questions, prompt="the red "), model.encode(answers, prompt=corpus_prompt)
     scores = model.similarity(queries, documents).numpy()
     np.fill_diagonal(scores, -2)
     rows = {row["anchor"]: (row["negative_1"], row["negative_2"]) for row in mined["some"]}
@@ -405,7 +349,7 @@ def test_mined_negatives_are_the_nearest_other_documents_with_the_instruction_of
         question: tuple(answers[i] for i in (-row).argsort()[:2]) for question, row in zip(questions, scores)
     }
     with pytest.raises(ValueError, match="some already has negatives"):
-        mine_negatives(mined, {}, model, 2)
+        mine_negatives(mined, model, 2)
 
 
 @pytest.mark.parametrize(
@@ -413,14 +357,6 @@ def test_mined_negatives_are_the_nearest_other_documents_with_the_instruction_of
     [
         (dict(), "there are no data; give train_files"),
         (dict(train_files=["a.jsonl", "x/a.jsonl"]), "two files have the name a"),
-        (dict(train_files=["a.jsonl"], training_sets=["s.yaml"]), "not both"),
-        (dict(instructions="i.json", training_sets=["s.yaml"]), "not both"),
-        (dict(training_sets=["s.yaml", "b"]), "s.yaml has no set with a file named b; its sets are a, c"),
-        (dict(training_sets=["s.yaml"]), "s.yaml has no set with a file named c"),
-        (dict(training_sets=["a.jsonl"]), "has no set with a file"),
-        (dict(train_files=["a.jsonl"], instructions="broken"), "broken is no YAML in UTF-8"),
-        (dict(train_files=["a.jsonl"], instruction_template="x"), "does not contain"),
-        (dict(train_files=["a.jsonl"], instructions="i.json"), "i.json: other is not a set; the sets are a"),
         (dict(held_out_share=1.0), "held_out_share=1.0 is not a share; give 0 for no evaluation, or a number below 1"),
         (dict(temperature=0.0), "temperature=0.0 is not above 0"),
         (dict(max_seq_length=2), "max_seq_length=2 leaves no token"),
@@ -431,9 +367,5 @@ def test_arguments_that_contradict_each_other_or_have_no_result_are_refused(tmp_
     Path("x").mkdir()
     for file in ("a.jsonl", "x/a.jsonl"):
         Path(file).write_text('{"q": "a", "d": "b"}\n')
-    Path("s.yaml").write_text("a: {file: a.jsonl}\nc: {instruction: Find it.}\n")
-    Path("i.json").write_text('{"other": "Find it."}')
-    Path("broken").write_text("{a: [")
     with pytest.raises(ValueError, match=message):
-        arguments = ContrastiveArguments("model", **changes)
-        read_prompts(arguments, open_sets(arguments, 0)[0])
+        open_sets(ContrastiveArguments("model", **changes), 0)

@@ -10,7 +10,7 @@ pytest.importorskip(
 from conftest import SENTENCE
 from datasets import Dataset
 
-from neobert_hf.embeddings import pairs_evaluator, pairs_evaluators, sentence_transformer
+from neobert_hf.embeddings import pairs_evaluator, sentence_transformer
 
 
 def test_the_metrics_equal_those_computed_from_the_ranks(folder):
@@ -33,14 +33,14 @@ def test_the_metrics_equal_those_computed_from_the_ranks(folder):
         assert abs(found[f"some_cosine_{name}"] - value) < 1e-9, name
 
 
-def test_the_prompt_of_a_set_is_before_its_texts(folder):
+@pytest.mark.parametrize("is_both", [True, False])
+def test_a_prompt_is_before_the_texts(folder, is_both):
     model = sentence_transformer(folder)
     rng = np.random.default_rng(0)
     questions, answers = ([" ".join(rng.choice(SENTENCE.split(), 5)) for _ in range(40)] for _ in range(2))
     pairs = Dataset.from_dict({"anchor": questions, "positive": answers})
-    for sides in ("both", "query"):
-        (evaluator,) = pairs_evaluators({"set": pairs}, {"set": "the old house "}, sides)
-        texts = [f"the old house {text}" for text in questions]
-        documents = [f"the old house {text}" for text in answers] if sides == "both" else answers
-        expected = pairs_evaluator(Dataset.from_dict({"anchor": texts, "positive": documents}), "set")(model)
-        assert evaluator(model) == pytest.approx(expected)
+    prompt = "the old house "
+    evaluator = pairs_evaluator(pairs, "set", query_prompt=prompt, corpus_prompt=prompt if is_both else None)
+    documents = [prompt + text for text in answers] if is_both else answers
+    prompted = Dataset.from_dict({"anchor": [prompt + text for text in questions], "positive": documents})
+    assert evaluator(model) == pytest.approx(pairs_evaluator(prompted, "set")(model))

@@ -169,18 +169,6 @@ def test_a_missing_backend_is_refused_with_the_installation_command(gpus, monkey
         choose_backend(name, Situation((AMPERE,), BFLOAT16, 64, is_packed=True))
 
 
-@pytest.mark.compat
-def test_use_kernels_is_refused_because_it_would_replace_nothing(checkpoint):
-    with pytest.raises(
-        ValueError, match="use_kernels=True replaces nothing in NeoBERT; omit it, and see inference_copy"
-    ):
-        AutoModel.from_pretrained(checkpoint, use_kernels=True)
-    model = AutoModel.from_pretrained(checkpoint, use_kernels=False)
-    assert not [
-        layer for layer in model.modules() if hasattr(type(layer), "kernel_layer_name")
-    ]  # what kernels replaces
-
-
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [

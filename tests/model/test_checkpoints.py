@@ -258,7 +258,7 @@ OTHER_NAMES = (
     *("encoder.weight", "layer_norm.weight", "transformer_encoder.1.wo.weight", "module.model.encoder.weight"),
     "model.decoder.bias",
 )
-PLACES = ("one file", "shards", "a shard in a subfolder", "a variant in a subfolder", "the cache of the Hub")
+PLACES = ("one file", "shards", "a shard in a subfolder", "a variant in a subfolder")
 
 
 @pytest.mark.parametrize("auto_class", [AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification])
@@ -269,14 +269,9 @@ def test_a_tensor_under_two_names_is_refused(checkpoint, tmp_path, auto_class, o
     """transformers loads one of them, without a word."""
     tensors = load_file(checkpoint / "model.safetensors")
     tensors[other] = np.full_like(tensors[canonical_name(other)], 7)
-    folder, source, options, name = tmp_path / "model", tmp_path / "model", {}, "model.safetensors"
+    folder, options, name = tmp_path / "model", {}, "model.safetensors"
     if place == "a variant in a subfolder":
         folder, name, options = folder / "sub", "model.fp16.safetensors", {"subfolder": "sub", "variant": "fp16"}
-    if place == "the cache of the Hub":
-        repository = tmp_path / "models--org--name"
-        folder, source, options = repository / "snapshots/0", "org/name", {"cache_dir": tmp_path}
-        (repository / "refs").mkdir(parents=True)
-        (repository / "refs/main").write_text("0")
     (folder / "s").mkdir(parents=True)
     shutil.copy(checkpoint / "config.json", folder)
     if "shard" in place:
@@ -287,7 +282,7 @@ def test_a_tensor_under_two_names_is_refused(checkpoint, tmp_path, auto_class, o
     else:
         save_file(tensors, folder / name, {"format": "pt"})
     with pytest.raises(ValueError, match=r"holds .*, which is the same tensor as .*; remove one of them"):
-        auto_class.from_pretrained(source, **options)
+        auto_class.from_pretrained(tmp_path / "model", **options)
 
 
 def test_a_tensor_in_two_shards_is_refused(checkpoint, tmp_path):

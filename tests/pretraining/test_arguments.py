@@ -14,7 +14,6 @@ from neobert_hf.runs import FineTuningArguments
     [
         ("--recipe m3", "recipe='m3' is not one of paper, code, and no YAML file such as examples/paper/recipes"),
         ("--recipe none.yaml", "recipe='none.yaml' cannot be read"),
-        ("--verify_documents False", "--verify_documents"),
         ("--schedule cosine", "schedule='cosine' is not one of paper, code"),
         ("--batch_format paked", "batch_format='paked' is not one of packed, padded"),
         ("--architecture bert", "architecture='bert' is not one of neobert, roberta-prelayernorm"),
@@ -32,8 +31,6 @@ from neobert_hf.runs import FineTuningArguments
         ("--phase 2", "phase 2 requires init_from, phase 1 refuses it"),
         ("--phase 2 --init_from model --config_overrides hidden_size=64", "config_overrides has no effect in phase 2"),
         ("--lr_scheduler_type cosine", "lr_scheduler_type='cosine' has no effect"),
-        ("--label_smoothing_factor 0.1", "label_smoothing_factor"),
-        ("--ignore_data_skip", "ignore_data_skip repeats rows after a resume"),
         ("--train_files a.txt --dataset_name b", "train_files and dataset_name are both given"),
         ("--streaming --long_documents chunk", "a stream truncates long documents"),
         ("--bogus 1", "--bogus"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from neobert_hf.pretraining import documents as documents_module
 from neobert_hf.pretraining import plans
-from neobert_hf.pretraining.documents import Documents, task_files, verify_documents
+from neobert_hf.pretraining.documents import Documents, task_files
 from neobert_hf.pretraining.permutation import Permutation
 
 LENGTHS = [5, 9, 3, 12, 7] * 8
@@ -74,16 +74,10 @@ def test_a_split_has_another_order_than_packing_and_depends_on_the_seed(tmp_path
 
 
 @pytest.mark.parametrize("name", ["ids", "ends"])
-def test_a_changed_byte_is_found_by_verify_documents_and_another_size_at_every_start(tmp_path, name):
-    assert len(verify_documents(write_documents(tmp_path, LENGTHS).folder)) == 40
+def test_a_file_of_another_size_is_found_at_every_start(tmp_path, name):
+    write_documents(tmp_path, LENGTHS)
     file = task_files(tmp_path, 3)[name]
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    assert len(Documents(tmp_path)) == 40
-    with pytest.raises(ValueError, match=f"1 damaged files: {file}; restore it, or remove the folder"):
-        verify_documents(tmp_path)
-    for damage in (lambda: file.write_bytes(content[:-8]), file.unlink):
+    for damage in (lambda: file.write_bytes(file.read_bytes()[:-8]), file.unlink):
         damage()
         with pytest.raises(
             ValueError, match=r"00003_unshuffled\.ds.* is missing or has another size than manifest\.json says"

@@ -14,7 +14,7 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE
 SCRIPT = """
 import hashlib, json, random, sys, torch
 from transformers import set_seed
-from neobert_hf.files import tokenizer_hash, train_wordpiece
+from neobert_hf.data import tokenizer_hash, train_wordpiece
 from neobert_hf.pretraining import Corpus, PackedMLMCollator, PackedRows, Recipe, build_model, tokenize, write_packing_plan
 
 def hash_of(tensors):

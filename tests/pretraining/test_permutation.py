@@ -1,7 +1,6 @@
 """The order without a list: one to one for every size, another one for every seed, and as random as a shuffled list."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,9 +74,3 @@ def test_the_order_of_many_numbers_is_uniform_and_neighbours_are_independent():
 def test_the_order_is_pinned():
     """A change here changes the rows of every run."""
     assert Permutation(10, 0)(np.arange(10)).tolist() == [3, 6, 4, 5, 7, 1, 8, 9, 2, 0]
-
-
-@pytest.mark.parametrize("size", [0, -1, (1 << 62) + 1])
-def test_a_size_out_of_bounds_is_refused(size):
-    with pytest.raises(ValueError, match=f"size={size} is out of bounds"):
-        Permutation(size, 0)

@@ -19,7 +19,7 @@ from neobert_hf.pretraining import plans
 from neobert_hf.pretraining.documents import Documents
 from neobert_hf.pretraining.packing import PackedRows
 from neobert_hf.pretraining.permutation import Permutation
-from neobert_hf.pretraining.plans import NothingToPack, PackingSettings, make_packing_plan, write_packing_plan
+from neobert_hf.pretraining.plans import PackingSettings, make_packing_plan, write_packing_plan
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=2, max_size=120)
 plan_quietly = partial(write_packing_plan, show_progress=False)
@@ -90,7 +90,7 @@ def test_plans_on_disk_in_memory_and_by_hand_have_the_same_rows(
     chosen = {number for number, length in enumerate(lengths) if length > least} - set(held_out)
     options = dict(max_tokens=max_tokens, max_length=max_length, max_open_rows=max_open_rows, seed=seed)
     if not chosen:
-        with pytest.raises(NothingToPack, match=f"none of the {len(lengths)} documents is left to pack"):
+        with pytest.raises(ValueError, match=f"none of the {len(lengths)} documents is left to pack"):
             plan_quietly(selection, **options)
         return
     on_disk = plan_quietly(selection, **options)
@@ -111,7 +111,7 @@ def test_rows_of_a_plan_are_those_of_packing_in_memory_in_every_pass_and_process
     rows = PackedRows(documents.longer_than(0), plan, num_rows=150)
     wanted = [in_memory[number] for number in range(150)]
     assert [rows[number] for number in range(150)] == wanted
-    assert rows.packing_efficiency == in_memory.packing_efficiency
+    assert rows.plan.num_tokens == in_memory.plan.num_tokens
     pickled = pickle.dumps(rows)
     assert len(pickled) < 2000  # another process opens the files
     again = pickle.loads(pickled)
@@ -170,8 +170,7 @@ def test_a_plan_that_is_partly_written_is_made_again(tmp_path, monkeypatch, numb
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(handle)
 
-    message = r"the disk is full: .*; the documents are unchanged"
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=message):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="could not be written"):
         patch.setattr(writing.os, "fsync", sync)
         plan_quietly(documents, 32)
     (folder,) = (tmp_path / "documents/plans").iterdir()

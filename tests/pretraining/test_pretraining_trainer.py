@@ -18,7 +18,7 @@ from neobert_hf.pretraining.packing import MixedRows
 from neobert_hf.pretraining.recipes import RECIPES
 from neobert_hf.pretraining.trainer import PretrainingTrainer
 from neobert_hf.pretraining.training import build_model
-from neobert_hf.runs.resume import last_complete_checkpoint
+from neobert_hf.runs import last_complete_checkpoint
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_logged_figures_equal_a_plain_pass_over_the_rows(trainer_of, tmp_path):
     assert entry["masked_accuracy"] == num_correct / num_masked
     assert abs(entry["loss"] - np.mean([np.mean(losses) for losses in step_losses])) < 1e-5
     assert abs(entry["perplexity"] / np.exp(entry["loss"]) - 1) < 1e-9
-    assert 0 < entry["model_flops_utilization"] < 1 and entry["tokens_per_s"] > 0
+    assert entry["tokens_per_s"] > 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines[0] == entry
 

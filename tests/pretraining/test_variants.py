@@ -1,7 +1,6 @@
 """Models of the user's own in a pretraining, and which of them are refused; examples/variants/tests has the worked variants."""
 
 import json
-from functools import partial
 
 import pytest
 import torch
@@ -138,8 +137,3 @@ def test_a_model_that_would_not_load_or_would_mix_documents_is_refused(model, ch
         made = build_model(recipe, tokenizer, "hidden_size=64,num_hidden_layers=1,num_attention_heads=2", model)
         check_variant(made, recipe)
     assert "\n" not in str(error.value)
-
-
-def test_a_model_without_a_name_is_refused(corpus, tmp_path):
-    with pytest.raises(ValueError, match="has no name, which a resume would compare; give a class or a function"):
-        run(corpus, tmp_path / "run", partial(initialize_small))

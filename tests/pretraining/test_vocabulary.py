@@ -108,17 +108,13 @@ def test_a_byte_level_bpe_takes_the_rows_of_the_words_that_its_tokens_spell(mode
     torch.testing.assert_close(blank, model.decoder.weight[: len(tokenizer)].mean(0), rtol=0, atol=1e-6)
 
 
-def test_a_tokenizer_without_mask_and_one_of_another_model_are_refused(model, tokenizer, new_tokenizer):
+def test_a_tokenizer_without_mask_is_refused(model, tokenizer):
     no_mask = word_tokenizer(["fox"])
     no_mask.mask_token = None
-    for old, new, message in (
-        (tokenizer, no_mask, "the new tokenizer has no mask_token"),
-        (no_mask, tokenizer, "the old tokenizer has no mask_token"),
-        (new_tokenizer, tokenizer, f"the old tokenizer has {len(new_tokenizer)} tokens, but the model 96"),
-    ):
-        with pytest.raises(ValueError, match=message) as caught:
-            adapt_vocabulary(model, old, new)
-        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="the new tokenizer has no mask_token"):
+        adapt_vocabulary(model, tokenizer, no_mask)
+    with pytest.raises(ValueError, match="the old tokenizer has no mask_token"):
+        adapt_vocabulary(model, no_mask, tokenizer)
 
 
 def arguments(corpus, source, folder, *more):
@@ -163,15 +159,12 @@ def test_the_example_adapts_and_trains_and_the_result_opens(corpus, published, t
 
 
 def test_what_cannot_be_adapted_is_refused_on_one_line_and_leaves_no_model(corpus, published, bert, tmp_path):
-    encoder, adapter = tmp_path / "encoder", tmp_path / "adapter"
+    encoder = tmp_path / "encoder"
     NeoBERTForMaskedLM.from_pretrained(published).model.save_pretrained(encoder)
     AutoTokenizer.from_pretrained(published).save_pretrained(encoder)
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text("{}")
     for source, words, *more in (
         (encoder, "has no decoder"),
         (bert, "this is a bert, not a NeoBERT"),
-        (adapter, "holds an adapter"),
         (corpus, "corpus"),
         (published, "vocab_size=64 has no effect on the tokenizer", "--tokenizer_name", corpus / "tokenizer"),
     ):

@@ -1,9 +1,7 @@
 """What a training shows on a terminal and in a file, and what loading says of weights that are missing."""
 
-import itertools
 import json
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from neobert_hf.finetuning import Classifier
-from neobert_hf.runs import limit_threads, progress
+from neobert_hf.runs import limit_threads
 from neobert_hf.runs.progress import without_bars
 
 TEXTS, LABELS = ["the fox red", "a dog old", "red sea", "old sea"] * 4, ["red", "old"] * 8
@@ -34,23 +32,6 @@ def test_a_file_has_a_line_for_each_epoch_or_log_and_the_history_is_that_of_trai
     assert not re.search(r"\{'|LOAD REPORT|%", out + err)
     Classifier(start, 16).fit(TEXTS, LABELS, use_cpu=True, max_steps=4, logging_steps=2)
     assert re.findall(r"(.*): loss", capfd.readouterr().out) == ["step 2 of 4", "step 4 of 4"]
-
-
-@pytest.mark.parametrize(("load", "num_threads", "is_told"), [(3.4, 2, True), (2.2, 2, False), (3.4, 1, False)])
-def test_a_line_recommends_fewer_threads_where_steps_become_slow_beside_other_processes(
-    monkeypatch, capsys, load, num_threads, is_told
-):
-    clock = itertools.chain(*([time, time + seconds] for time, seconds in enumerate([0.1] * 12 + [0.5] * 9)))
-    monkeypatch.setattr(progress, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(progress, "getloadavg", lambda: (load, 0, 0))
-    monkeypatch.setattr(progress.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(progress.torch, "get_num_threads", lambda: num_threads)
-    callback, args = progress.EpochLines(), SimpleNamespace(device=torch.device("cpu"))
-    for _ in range(21):
-        callback.on_step_begin(args, None, None)
-        callback.on_step_end(args, None, None)
-    line = "a step takes 0.5 s, the first ones took 0.1 s, and 3.4 processes share 2 cores: fewer than 2 threads may be faster"
-    assert capsys.readouterr().out == (f"{line} (OMP_NUM_THREADS)\n" if is_told else "")
 
 
 def test_threads_are_at_most_the_cores_of_the_process_unless_their_number_is_given(monkeypatch):

@@ -17,11 +17,12 @@ The files go to the folder `sets` beside `sets.yaml`, whose fields say where the
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 from datasets import Dataset, concatenate_datasets, load_dataset
 
-from neobert_hf.embeddings import read_yaml
 from neobert_hf.runs import run_script
 
 
@@ -124,6 +125,22 @@ def class_triplets(rows: Dataset, seed: int) -> Dataset:
             negatives = order[np.where(others < start, others, others + count)]
             triplets += zip(own.tolist(), positives.tolist(), negatives.tolist())
     return Dataset.from_dict({name: [texts[t[i]] for t in triplets] for i, name in enumerate(column_names(3))})
+
+
+def read_yaml(file: str | Path) -> dict[str, Any]:
+    """Read a YAML file that holds names with values; JSON is YAML too.
+
+    Raises:
+        ValueError: It is damaged or holds something else.
+        OSError: It cannot be read.
+    """
+    try:
+        content = yaml.safe_load(Path(file).read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is no YAML in UTF-8: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds a {type(content).__name__}; give a line NAME: VALUE for each set")
+    return content
 
 
 def prepare(arguments: SetsArguments):

@@ -233,7 +233,7 @@ def test_a_variant_continues_in_phase_2_and_its_folder_needs_its_class(corpus, t
     assert second[1] < first[1] - 0.5
     for model, words in {
         None: "holds a layer_norm_neobert, whose class is not known here; give it as model=",
-        of_a_function: "is a function, which makes new weights, but phase 2 loads those of init_from",
+        of_a_function: "is a function, which makes new weights; phase 2 needs a class",
     }.items():
         with pytest.raises(ValueError, match=words):
             run(corpus, tmp_path / "three", model, **options)

@@ -9,13 +9,13 @@ NAMES_OF = {
     ".checkpoints.common_form": ("SentenceTransformer",),
     "contrastive": (
         *("ContrastiveArguments", "ContrastiveTrainer", "ContrastiveTrainingArguments"),
-        *("contrastive_loss", "mine_negatives", "read_prompts", "set_sampling", "train_contrastive"),
+        *("contrastive_loss", "mine_negatives", "set_sampling", "train_contrastive"),
     ),
     ".checkpoints.embedding_models": (
         *("adopt", "fingerprint", "hash_of_weights", "multi_vector_encoder", "open_embedding_model"),
         *("prompt_of", "role_of", "sentence_transformer", "sparse_encoder", "warn_of_truncated"),
     ),
-    "pairs": ("hold_out", "read_pairs", "read_sets_of_pairs", "read_yaml"),
+    "pairs": ("hold_out", "read_pairs", "read_sets_of_pairs"),
     "reranking": (
         *("RerankerArguments", "RerankerTrainer", "RerankerTrainingArguments", "labelled_pairs", "open_reranker"),
         *("reranking_evaluator", "reranking_loss", "train_reranker"),
@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         ContrastiveTrainingArguments as ContrastiveTrainingArguments,
         contrastive_loss as contrastive_loss,
         mine_negatives as mine_negatives,
-        read_prompts as read_prompts,
         set_sampling as set_sampling,
         train_contrastive as train_contrastive,
     )
@@ -55,7 +54,6 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         hold_out as hold_out,
         read_pairs as read_pairs,
         read_sets_of_pairs as read_sets_of_pairs,
-        read_yaml as read_yaml,
     )
     from .reranking import (
         RerankerArguments as RerankerArguments,

@@ -1,18 +1,15 @@
-"""The paper's unified contrastive learning (section 5.2.1, appendix D.2) on sentence-transformers' trainer and losses."""
-
-# ruff: noqa: RUF009  (HfArg returns a field)
+"""Contrastive training on pairs by sentence-transformers' trainer and losses, with the paper's loss and mixture of sets."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.sampler import MultiDatasetDefaultBatchSampler
 from sentence_transformers.sentence_transformer.losses import (
@@ -25,9 +22,8 @@ from torch.utils.data import BatchSampler, ConcatDataset
 from transformers.hf_argparser import HfArg
 
 from ..checkpoints.embedding_models import warn_of_truncated
-from ..data.lengths import as_list
 from ..runs import ResumeArguments
-from .pairs import Sets, as_sets, read_yaml, texts_of
+from .pairs import Sets, as_sets, texts_of
 from .retrieval import pairs_evaluators
 from .training import PairArguments, PairTrainer, train_and_record
 
@@ -35,8 +31,8 @@ TEMPERATURE = 0.07  # paper, appendix D.2
 NEXT_PASS = 1_000_003  # added to a sampler's epoch, which seeds the row order, for each new pass over its dataset
 
 
-class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
-    """Batch sampler over several datasets: each batch comes from one dataset, drawn with probability n_i^a / sum_j n_j^a.
+class WeightedBatchSampler(MultiDatasetDefaultBatchSampler):
+    """Batch sampler over several datasets: each batch comes from one dataset, drawn in proportion to its weight.
 
     An exhausted dataset starts again in a new order. The stream depends only on seed and epoch, so a resumed run, which skips
     the batches it has seen, continues with the same batches.
@@ -47,15 +43,14 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
         generator: Generator that the batch samplers share; the draw of datasets uses its own generator.
         seed: Seed of the draw of datasets and of the row orders.
         num_batches: Length of the stream: optimizer steps x devices x accumulation steps.
-        exponent: The exponent a: 0 draws all datasets with equal probability, 1 in proportion to their sizes.
-        weights: Probability of each dataset up to a common factor, instead of the exponent.
+        weights: Probability of each dataset up to a common factor; None takes the square root of its number of rows.
         group: Number of consecutive batches from one dataset. With negatives shared across devices it must be the number of
             devices, since consecutive batches go to different devices.
 
     Raises:
         ValueError: A dataset has fewer rows than the batch size, or too many duplicates for one batch.
 
-    Source: paper, appendix D.2, with a = 0.5.
+    Source: paper, appendix D.2, for the square root.
     """
 
     def __init__(
@@ -66,7 +61,6 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
         seed: int = 0,
         *,
         num_batches: int,
-        exponent: float = 0.5,
         weights: Sequence[float] | None = None,
         group: int = 1,
     ) -> None:
@@ -75,13 +69,15 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
             if not len(sampler):
                 fault = f"a dataset of {len(part)} rows has fewer rows than the batch size {sampler.batch_size}"
                 raise ValueError(f"{fault}; remove the dataset, or give a smaller per_device_train_batch_size")
-        self.num_batches, self.exponent, self.weights, self.group = num_batches, exponent, weights, group
+        self.num_batches = num_batches
+        self.weights = weights or [len(part) ** 0.5 for part in dataset.datasets]
+        self.group = group
 
     def __iter__(self) -> Iterator[list[int]]:
         sizes = [len(part) for part in self.dataset.datasets]
         offsets = [0, *itertools.accumulate(sizes)]
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        weights = torch.tensor(self.weights or [size**self.exponent for size in sizes], dtype=torch.float64)
+        weights = torch.tensor(self.weights, dtype=torch.float64)
         draws = torch.multinomial(weights, self.num_batches // self.group, replacement=True, generator=generator)
         streams = [self._passes(sampler) for sampler in self.batch_samplers]
         for drawn in draws.repeat_interleave(self.group).tolist():
@@ -107,12 +103,7 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
 class ContrastiveArguments(PairArguments):
     """Model, data and loss of contrastive training."""
 
-    training_sets: list[str] = HfArg(default=None, help="YAML file of sets, and names of some. Default: all of them.")
-    instructions: str = HfArg(default=None, help="JSON or YAML file: instruction by name of a file without suffix.")
-    instruction_template: str = HfArg(default="{instruction} ", help="Text before each input.")
-    instruction_sides: Literal["both", "query"] = HfArg(default="both", help="both: all columns; query: the first.")
     temperature: float = HfArg(default=TEMPERATURE, help="Divisor of the cosines in the loss.")
-    sampling_exponent: float = HfArg(default=0.5, help="A set is drawn in proportion to its size to this power.")
     mini_batch_size: int = HfArg(default=None, help="Texts per forward, with gradient caching (arXiv 2101.06983).")
     gather_across_devices: bool = HfArg(default=False, help="Use the documents of all devices as negatives.")
     num_mined_negatives: int = HfArg(default=0, help="Hard negatives that the initial model finds for each pair.")
@@ -124,18 +115,6 @@ class ContrastiveArguments(PairArguments):
         super().__post_init__()
         if self.temperature <= 0:
             raise ValueError(f"temperature={self.temperature} is not above 0; give a positive number")
-        if "{instruction}" not in self.instruction_template:
-            raise ValueError(f"the template {self.instruction_template!r} does not contain {{instruction}}; add it")
-        if self.training_sets:
-            if self.train_files or self.instructions:
-                raise ValueError("give training_sets, or train_files and instructions, not both")
-            file, *names = self.training_sets = as_list(self.training_sets)
-            listed = read_yaml(file)
-            if unknown := [name for name in names or listed if "file" not in (listed.get(name) or ())]:
-                known = ", ".join(listed)
-                raise ValueError(f"{file} has no set with a file named {', '.join(unknown)}; its sets are {known}")
-            self.train_files = [str(Path(file).parent / listed[name]["file"]) for name in names or listed]
-            self.held_out_share = 0.0
 
 
 @dataclass
@@ -159,25 +138,13 @@ class ContrastiveTrainer(PairTrainer, SentenceTransformerTrainer):
     """sentence-transformers' trainer with a manifest in each checkpoint; it does not train weights of words."""
 
 
-def read_prompts(arguments: ContrastiveArguments, sets: Mapping[str, Dataset]) -> dict[str, str]:
-    """Return the prompt of each set that has an instruction.
-
-    Raises:
-        ValueError: An instruction belongs to no set, or a file is invalid.
-    """
-    instructions = read_yaml(arguments.instructions) if arguments.instructions else {}
-    if arguments.training_sets:
-        listed = read_yaml(arguments.training_sets[0]).values()
-        entries = {Path(entry["file"]).stem: entry for entry in listed if "file" in entry}
-        instructions = {name: entries[name]["instruction"] for name in sets if "instruction" in entries[name]}
-    if unknown := ", ".join(instructions.keys() - sets.keys()):
-        raise ValueError(f"{arguments.instructions}: {unknown} is not a set; the sets are {', '.join(sets)}")
-    template = arguments.instruction_template
-    return {name: template.replace("{instruction}", text) for name, text in instructions.items()}
-
-
 def mine_negatives(
-    sets: Sets, prompts: dict[str, str], model: SentenceTransformer, num_negatives: int, sides: str = "both", **options
+    sets: Sets,
+    model: SentenceTransformer,
+    num_negatives: int,
+    query_prompt: str | None = None,
+    corpus_prompt: str | None = None,
+    **options,
 ) -> DatasetDict:
     """Add to each pair the most similar other documents of its set as hard negatives.
 
@@ -185,22 +152,26 @@ def mine_negatives(
 
     Args:
         sets: Pairs by name of the set.
-        prompts: Prompts by name of the set.
         model: Embedding model that ranks the documents.
         num_negatives: Number of negatives for each pair.
-        sides: "both" puts the prompt before documents too, "query" before queries only.
+        query_prompt: Text before each query.
+        corpus_prompt: Text before each document.
         options: Other arguments of sentence-transformers' `mine_hard_negatives`.
 
     Raises:
         ValueError: A set already has negatives, which mining would discard.
     """
-    mined, options = DatasetDict(), {"output_format": "n-tuple", "num_negatives": num_negatives} | options
+    mined = DatasetDict()
+    options = {"output_format": "n-tuple", "num_negatives": num_negatives} | options
     for name, rows in as_sets(sets, "train").items():
-        if negatives := rows.column_names[2:]:
+        negatives = rows.column_names[2:]
+        if negatives:
             raise ValueError(f"{name} already has negatives ({', '.join(negatives)}); mine for sets of pairs only")
-        options |= {"query_prompt": prompts.get(name), "corpus_prompt": prompts.get(name) if sides == "both" else None}
-        warn_of_truncated(model, f"negatives of {name}", texts_of(rows, prompts.get(name, ""), sides))
-        mined[name] = mine_hard_negatives(rows, model, **options)
+        texts = texts_of(rows, query_prompt or "", corpus_prompt or "")
+        warn_of_truncated(model, f"negatives of {name}", texts)
+        mined[name] = mine_hard_negatives(
+            rows, model, query_prompt=query_prompt, corpus_prompt=corpus_prompt, **options
+        )
     return mined
 
 
@@ -228,17 +199,15 @@ def contrastive_loss(
 
 def set_sampling(
     training: ContrastiveTrainingArguments,
-    exponent: float,
     gather_across_devices: bool = False,
     weights: Sequence[float] | None = None,
 ) -> None:
-    """Set the trainer's batch sampler to `SizeExponentBatchSampler`, with exactly the number of batches of the run.
+    """Set the trainer's batch sampler to `WeightedBatchSampler`, with exactly the number of batches of the run.
 
     Args:
         training: Training arguments, which are changed.
-        exponent: Power of the size of a dataset to which the probability of drawing it is proportional.
         gather_across_devices: Whether the loss shares negatives across devices.
-        weights: Probability of each dataset up to a common factor, instead of the exponent.
+        weights: Probability of each dataset up to a common factor; None takes the square root of its number of rows.
 
     Raises:
         ValueError: `max_steps` is not positive.
@@ -247,8 +216,7 @@ def set_sampling(
         raise ValueError(f"max_steps={training.max_steps}, but sampled datasets have no epochs; give at least 1 step")
     world = training.world_size
     training.multi_dataset_batch_sampler = partial(
-        SizeExponentBatchSampler,
-        exponent=exponent,
+        WeightedBatchSampler,
         weights=weights,
         num_batches=training.max_steps * training.gradient_accumulation_steps * world,
         group=world if gather_across_devices else 1,
@@ -260,17 +228,15 @@ def train_contrastive(
     sets: Sets,
     training: ContrastiveTrainingArguments,
     arguments: ContrastiveArguments | None = None,
-    prompts: Mapping[str, str] | None = None,
     held_out: Sets | None = None,
 ) -> list[dict]:
     """Train an embedding model on pairs or triplets, in the folder `training.output_dir`, and save it there.
 
     Args:
-        model: Embedding model, such as of `sentence_transformer`. It keeps the prompt of the sets if they have only one.
+        model: Embedding model, such as of `sentence_transformer`.
         sets: Columns anchor, positive and negatives, by name of the set; a single set has the name train.
-        training: Training arguments, of which the sampler and the prompts are changed.
-        arguments: The loss, the sampling and the sides of the prompts.
-        prompts: Text before the inputs of a set, by its name.
+        training: Training arguments, of which the sampler is changed.
+        arguments: The loss.
         held_out: Pairs to evaluate on before and after the training, by name.
 
     Returns:
@@ -281,27 +247,11 @@ def train_contrastive(
         FileExistsError: As of `train_and_record`.
     """
     arguments = arguments or ContrastiveArguments(model[0].model.name_or_path)
-    prompts, sides = dict(prompts or {}), arguments.instruction_sides
-    sets, held_out = as_sets(sets, "train"), as_sets(held_out or {}, "held_out")
-    kept = {"both": slice(None), "query": slice(1)}[sides]
-    training.prompts = {name: dict.fromkeys(sets[name].column_names[kept], prompt) for name, prompt in prompts.items()}
-    if len(prompts) == len(sets) and len(set(prompts.values())) == 1:
-        (prompt,) = set(prompts.values())
-        model.prompts = {"query": prompt, "document": prompt if sides == "both" else ""}
+    sets = as_sets(sets, "train")
+    held_out = as_sets(held_out or {}, "held_out")
     for name, rows in (*sets.items(), *held_out.items()):
-        warn_of_truncated(model, f"{len(rows):,} rows of {name}", texts_of(rows, prompts.get(name, ""), sides))
-    set_sampling(training, arguments.sampling_exponent, arguments.gather_across_devices)
-    options = (arguments.temperature, arguments.mini_batch_size, arguments.gather_across_devices)
-    listed = read_yaml(arguments.training_sets[0]).values() if arguments.training_sets else ()
-    used = [entry for entry in listed if Path(entry.get("file", "")).stem in sets]
-    return train_and_record(
-        ContrastiveTrainer,
-        model,
-        training,
-        sets,
-        contrastive_loss(model, *options),
-        pairs_evaluators(held_out or {}, prompts, sides),
-        arguments,
-        files=[*(arguments.training_sets or ())[:1], arguments.instructions],
-        datasets=sorted({entry["path"] for entry in used if "path" in entry}),
-    )
+        warn_of_truncated(model, f"{len(rows):,} rows of {name}", texts_of(rows))
+    set_sampling(training, arguments.gather_across_devices)
+    loss = contrastive_loss(model, arguments.temperature, arguments.mini_batch_size, arguments.gather_across_devices)
+    evaluators = pairs_evaluators(held_out)
+    return train_and_record(ContrastiveTrainer, model, training, sets, loss, evaluators, arguments)

@@ -1,12 +1,11 @@
-"""Pairs and triplets for contrastive training, from files of rows; a YAML file may name the files and their instructions."""
+"""Pairs and triplets for contrastive training, from files of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import yaml
 from datasets import Dataset, DatasetDict
 
 from ..data.lengths import as_list
@@ -42,10 +41,11 @@ def read_pairs(file: str | Path) -> Dataset:
     return Dataset.from_list([dict(zip(names, row.values())) for row in rows])
 
 
-def texts_of(rows: Dataset, prompt: str = "", sides: str = "both") -> list[str]:
-    """Return the texts of all columns, with the prompt before each, or before those of the first column ("query")."""
-    before = {name: prompt for name in rows.column_names[: None if sides == "both" else 1]}
-    return [before.get(name, "") + text for name in rows.column_names for text in rows[name] if isinstance(text, str)]
+def texts_of(rows: Dataset, query_prompt: str = "", document_prompt: str = "") -> list[str]:
+    """Return the texts of all columns, with a prompt before those of the first column, and another before the others."""
+    question, *documents = rows.column_names
+    prompts = {question: query_prompt} | dict.fromkeys(documents, document_prompt)
+    return [prompts[name] + text for name in prompts for text in rows[name] if isinstance(text, str)]
 
 
 def read_sets_of_pairs(files: Iterable[str | Path]) -> DatasetDict:
@@ -92,19 +92,3 @@ def hold_out(sets: Sets, share: float, seed: int) -> tuple[DatasetDict, DatasetD
             parts = rows.train_test_split(number, seed=seed)
             training[name], held_out[name] = parts["train"], parts["test"]
     return training, held_out
-
-
-def read_yaml(file: str | Path) -> dict[str, Any]:
-    """Read a YAML file that holds names with values; JSON is YAML too.
-
-    Raises:
-        ValueError: It is damaged or holds something else.
-        OSError: It cannot be read.
-    """
-    try:
-        content = yaml.safe_load(Path(file).read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is no YAML in UTF-8: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} holds a {type(content).__name__}; give a line NAME: VALUE for each set")
-    return content

@@ -87,7 +87,7 @@ def labelled_pairs(sets: Sets, model: SentenceTransformer, num_negatives: int) -
     Raises:
         ValueError: A set has negatives of its own, or no document beside the right ones.
     """
-    labelled = mine_negatives(sets, {}, model, num_negatives, output_format="labeled-pair", verbose=False)
+    labelled = mine_negatives(sets, model, num_negatives, output_format="labeled-pair", verbose=False)
     if right := [name for name, rows in labelled.items() if all(rows["label"])]:
         raise ValueError(f"{right[0]} has no document that is wrong for a question; give more pairs")
     return labelled

@@ -1,7 +1,7 @@
 """Retrieval evaluation on pairs of query and document, with sentence-transformers' evaluator."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from datasets import Dataset
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
@@ -40,19 +40,6 @@ def pairs_evaluator(
     )
 
 
-def pairs_evaluators(
-    sets: Sets, prompts: Mapping[str, str] | None = None, sides: str = "both"
-) -> list[InformationRetrievalEvaluator]:
-    """Return an evaluator of the pairs of each set.
-
-    Args:
-        sets: Pairs by name.
-        prompts: Texts before the inputs of a set, by name; other sets have the prompts of the model.
-        sides: "both" puts the prompt of a set before documents too, "query" before queries only.
-    """
-    evaluators = []
-    for name, pairs in as_sets(sets, "held_out").items():
-        prompt = (prompts or {}).get(name)
-        corpus_prompt = prompt if sides == "both" else None
-        evaluators.append(pairs_evaluator(pairs, name, query_prompt=prompt, corpus_prompt=corpus_prompt))
-    return evaluators
+def pairs_evaluators(sets: Sets) -> list[InformationRetrievalEvaluator]:
+    """Return an evaluator of the pairs of each set, with the prompts of the model."""
+    return [pairs_evaluator(pairs, name) for name, pairs in as_sets(sets, "held_out").items()]

@@ -31,7 +31,7 @@ from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
 # Values of a run that its card shows.
 SHOWN = (
     *("batch_size", "learning_rate", "warmup_steps", "bf16", "seed", "max_seq_length", "temperature"),
-    *("sampling_exponent", "num_negatives", "num_candidates", "context_size", "batches"),
+    *("num_negatives", "num_candidates", "context_size", "batches"),
 )
 
 
@@ -121,21 +121,8 @@ def train_and_record(
         FileExistsError: The folder holds another model, or checkpoints of another run.
         ValueError: A checkpoint is damaged or belongs to another run, or another training writes to the folder.
     """
-    source, folder = model[0].model.name_or_path, Path(training.output_dir)
-    values = asdict(arguments) | {"max_seq_length": model.max_seq_length}
-    run = {
-        "arguments": {name: values[name] for name in values if name not in ("validation_files", "clusters_dir")},
-        "sha256": {
-            str(file): file_hash(file) for file in _input_files([*(arguments.train_files or ()), *files, source])
-        },
-        "model": content_hash(str(model)),  # its modules, such as the pooling
-        "prompts": getattr(training, "prompts", None),
-        "num_rows": {name: len(part) for name, part in sets.items()},
-        "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
-        **curve_of(training),
-    }
-    if not arguments.train_files:  # sets made in Python; hashes of the files identify others
-        run["texts"] = {name: content_hash(part.to_dict()) for name, part in sets.items()}
+    folder = Path(training.output_dir)
+    run = _identity(model, training, sets, arguments, files)
     before: list[dict] = []
 
     def make_trainer(checkpoint: Path | None) -> BaseTrainer:
@@ -160,12 +147,34 @@ def train_and_record(
             say(f"{evaluator.name} {name}: {old[name]:.4f} before the training, {new[name]:.4f} after it")
             metrics = {name: value for name, value in new.items() if not name.startswith("base_")}
             scores.append({"dataset": evaluator.name, "split": "validation", "metrics": metrics, "before": old})
-        figures = {**run, **values}
-        settings = {"steps": trainer.state.global_step, **{name: figures[name] for name in SHOWN if name in figures}}
+        figures = {**run, **asdict(arguments), "max_seq_length": model.max_seq_length}
+        settings = {name: figures[name] for name in SHOWN if name in figures}
+        settings = {"steps": trainer.state.global_step} | settings
         names = {Path(file).stem: Path(file).name for file in arguments.train_files or ()}
         rows = {names.get(name, name): number for name, number in (rows or run["num_rows"]).items()}
+        source = model[0].model.name_or_path
         write_record(folder, training, source=source, rows=rows, scores=scores, settings=settings, **facts)
     return scores
+
+
+def _identity(model, training, sets, arguments, files):
+    """What decides the weights of a training, in plain types; a resume compares it."""
+    values = asdict(arguments) | {"max_seq_length": model.max_seq_length}
+    for name in ("validation_files", "clusters_dir"):
+        values.pop(name, None)
+    inputs = _input_files([*(arguments.train_files or ()), *files, model[0].model.name_or_path])
+    run = {
+        "arguments": values,
+        "sha256": {str(file): file_hash(file) for file in inputs},
+        "model": content_hash(str(model)),  # its modules, such as the pooling
+        "prompts": getattr(training, "prompts", None),
+        "num_rows": {name: len(part) for name, part in sets.items()},
+        "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
+        **curve_of(training),
+    }
+    if not arguments.train_files:  # sets made in Python; hashes of the files identify others
+        run["texts"] = {name: content_hash(part.to_dict()) for name, part in sets.items()}
+    return run
 
 
 def _evaluate(trainer: BaseTrainer, evaluators: Sequence[BaseEvaluator]) -> list[dict[str, float]]:

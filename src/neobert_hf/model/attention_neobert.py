@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from huggingface_hub import constants
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import AttentionInterface
@@ -26,6 +26,7 @@ from transformers.utils import logging
 
 from .kernels_neobert import tiled_attention
 from .layout_neobert import to_device
+from .machine_neobert import widen
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -44,19 +45,25 @@ KERNELS = {
 cached_kernels = {}  # functions that `has_cached_kernel` has loaded, by backend
 
 
-def split_rows(x_THK, layout):
-    """(T, H, K) to (B, H, L, K) in a dense layout."""
-    return x_THK.unflatten(0, layout.shape).transpose(1, 2)
+def split_rows(shape, *tensors_THK):
+    """Each (T, H, K) to (B, H, L, K), where `shape` is (B, L)."""
+    return [x.unflatten(0, shape).transpose(1, 2) for x in tensors_THK]
+
+
+def join_rows(x_BHLK):
+    """(B, H, L, K) to (T, H, K)."""
+    return x_BHLK.transpose(1, 2).flatten(0, 1)
 
 
 def attend_eager(q_THK, k_THK, v_THK, plan):
     """Attention in standard operations on a dense layout, with the probabilities."""
-    q, k, v = (split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
+    q, k, v = split_rows(plan.layout.shape, q_THK, k_THK, v_THK)
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if plan.mask is not None:
         scores = scores + additive(plan.mask, scores.dtype)
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
-    return (weights @ v).transpose(1, 2).flatten(0, 1), weights
+    wide = torch.promote_types(scores.dtype, torch.float32)  # a softmax of wide scores would keep a copy of them
+    weights = scores.softmax(-1, dtype=wide).to(scores.dtype)
+    return join_rows(weights @ v), weights
 
 
 def additive(mask, dtype):
@@ -64,50 +71,63 @@ def additive(mask, dtype):
     lowest = torch.finfo(dtype).min
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest)
-    return mask.clamp(min=max(lowest, torch.finfo(mask.dtype).min)).to(dtype)
+    lowest = max(lowest, torch.finfo(mask.dtype).min)
+    return mask.clamp(min=lowest).to(dtype)
 
 
 def attend_sdpa(q_THK, k_THK, v_THK, plan):
     """`scaled_dot_product_attention` of PyTorch, on a dense layout with a mask or on a packed layout."""
-    if not plan.layout.is_packed:
-        mask = plan.mask
-        mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q_THK.dtype)
-        q, k, v = (split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(0, 1), None
-    if plan.mask is not None:
-        return _attend_groups(q_THK, k_THK, v_THK, plan.mask), None
-    if len(set(plan.layout.lengths)) == 1:  # sequences of equal length form a batch
-        q, k, v = (x.unflatten(0, (-1, plan.layout.lengths[0])).transpose(1, 2) for x in (q_THK, k_THK, v_THK))
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1), None
-    sequences = zip(*(x.transpose(0, 1).split(plan.layout.lengths, dim=1) for x in (q_THK, k_THK, v_THK)))
-    outputs = [F.scaled_dot_product_attention(q[None], k[None], v[None])[0] for q, k, v in sequences]
+    layout, mask = plan.layout, plan.mask
+    if not layout.is_packed:
+        if mask is not None and mask.dtype != torch.bool:
+            mask = mask.to(q_THK.dtype)
+        q, k, v = split_rows(layout.shape, q_THK, k_THK, v_THK)
+        return join_rows(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)), None
+    if mask is not None:
+        return _attend_groups(q_THK, k_THK, v_THK, mask), None
+    if len(set(layout.lengths)) == 1:  # sequences of equal length form a batch
+        q, k, v = split_rows((-1, layout.lengths[0]), q_THK, k_THK, v_THK)
+        return join_rows(F.scaled_dot_product_attention(q, k, v)), None
+    parts = [x.transpose(0, 1).split(layout.lengths, dim=1) for x in (q_THK, k_THK, v_THK)]
+    outputs = []
+    for q, k, v in zip(*parts):
+        output = F.scaled_dot_product_attention(q[None], k[None], v[None])
+        outputs.append(output[0])
     return torch.cat(outputs, dim=1).transpose(0, 1), None
 
 
 def attend_rows(attend, q_THK, k_THK, v_THK, plan):
     """(T, H, K) by `NeoBERTAttention.attend` of a variant, which one call for each document of a packed layout keeps apart."""
-    layout, no_mask = plan.layout, q_THK.new_zeros(())
+    layout, mask = plan.layout, q_THK.new_zeros(())
     if not layout.is_packed:
-        mask = no_mask if plan.mask is None else additive(plan.mask, q_THK.dtype)
-        q, k, v = (split_rows(x, layout) for x in (q_THK, k_THK, v_THK))
-        return attend(q, k, v, layout.position_ids.view(layout.shape), mask).transpose(1, 2).flatten(0, 1)
+        if plan.mask is not None:
+            mask = additive(plan.mask, q_THK.dtype)
+        q, k, v = split_rows(layout.shape, q_THK, k_THK, v_THK)
+        positions_BL = layout.position_ids.view(layout.shape)
+        return join_rows(attend(q, k, v, positions_BL, mask))
     lengths = layout.lengths or layout.cu_seq_lens.diff().tolist()  # trusted boundaries are on the device only
+    parts = [x.split(lengths) for x in (q_THK, k_THK, v_THK, layout.position_ids)]
     outputs = []
-    for *parts, positions_L in zip(*(x.split(lengths) for x in (q_THK, k_THK, v_THK, layout.position_ids))):
-        q, k, v = (x.transpose(0, 1)[None] for x in parts)
-        outputs.append(attend(q, k, v, positions_L[None], no_mask)[0].transpose(0, 1))
+    for *document, positions_L in zip(*parts):
+        q, k, v = (x.transpose(0, 1)[None] for x in document)
+        output = attend(q, k, v, positions_L[None], mask)
+        outputs.append(output[0].transpose(0, 1))
     return torch.cat(outputs)
 
 
 def make_dense_mask(layout, mask_4d=None):
     """Mask of a dense layout, broadcastable to (B, H, L, L); None if every token may attend to all others."""
-    is_key = None if layout.is_real is None else layout.is_real[:, None, None, :]
+    is_key = layout.is_real
+    if is_key is not None:
+        is_key = is_key[:, None, None, :]
     if layout.documents is not None:
         is_same = layout.documents[:, None, :, None] == layout.documents[:, None, None, :]
         return is_same if is_key is None else is_same & is_key
     if is_key is not None:
         return is_key
-    return mask_4d if mask_4d is None or mask_4d.is_floating_point() else mask_4d.bool()
+    if mask_4d is None or mask_4d.is_floating_point():
+        return mask_4d
+    return mask_4d.bool()
 
 
 class LengthGroups(NamedTuple):
@@ -119,9 +139,9 @@ class LengthGroups(NamedTuple):
         masks: For each group (sequences, 1, 1, length) bool, True at real keys; None if the group has no padding.
     """
 
-    indices: torch.Tensor
+    indices: Tensor
     shapes: tuple[tuple[int, int], ...]
-    masks: tuple[torch.Tensor | None, ...]
+    masks: tuple[Tensor | None, ...]
 
 
 # In training on a CPU, groups are faster than one call of SDPA for each sequence up to this length in tokens.
@@ -139,7 +159,9 @@ def make_sdpa_mask(layout, dtype, is_fast):
         is_grouped = not is_fast and layout.max_length <= LONGEST_GROUPED.get(dtype, 0)
     else:
         is_grouped = len(set(layout.lengths)) > 1
-    return group_by_length(layout) if is_grouped else None
+    if is_grouped:
+        return group_by_length(layout)
+    return None
 
 
 def group_by_length(layout):
@@ -149,8 +171,9 @@ def group_by_length(layout):
     groups: dict[int, list[int]] = {}
     for sequence, length in enumerate(lengths):
         groups.setdefault((length - 1).bit_length(), []).append(sequence)
-    starts, group_start = [0] * len(lengths), 0
+    starts = [0] * len(lengths)
     shapes, masks = [], []
+    group_start = 0
     for members in groups.values():
         in_group = [lengths[sequence] for sequence in members]
         longest = max(in_group)
@@ -158,22 +181,29 @@ def group_by_length(layout):
             starts[sequence] = group_start + row * longest
         group_start += longest * len(members)
         shapes.append((len(members), longest))
-        is_key = torch.arange(longest, device="cpu") < on_host(in_group)[:, None, None, None]
-        masks.append(None if min(in_group) == longest else to_device(is_key, device))
+        mask = None
+        if min(in_group) < longest:
+            is_key = torch.arange(longest, device="cpu") < on_host(in_group)[:, None, None, None]
+            mask = to_device(is_key, device)
+        masks.append(mask)
+    num_tokens = sum(lengths)
     shifts = on_host(starts) - on_host([0, *lengths[:-1]]).cumsum(0)
-    tokens = torch.arange(sum(lengths), device="cpu")
-    indices = tokens + shifts.repeat_interleave(on_host(lengths), output_size=sum(lengths))
+    shift_of_each_token = shifts.repeat_interleave(on_host(lengths), output_size=num_tokens)
+    indices = torch.arange(num_tokens, device="cpu") + shift_of_each_token
     return LengthGroups(to_device(indices, device), tuple(shapes), tuple(masks))
 
 
 def _attend_groups(q_THK, k_THK, v_THK, groups):
     sizes = [count * length for count, length in groups.shapes]
-    padded = (x.new_zeros(sum(sizes), *x.shape[1:]).index_copy(0, groups.indices, x) for x in (q_THK, k_THK, v_THK))
+    padded = []
+    for x in (q_THK, k_THK, v_THK):
+        places = x.new_zeros(sum(sizes), *x.shape[1:])
+        padded.append(places.index_copy(0, groups.indices, x).split(sizes))
     outputs = []
-    for shape, mask, *group in zip(groups.shapes, groups.masks, *(x.split(sizes) for x in padded)):
-        q, k, v = (x.unflatten(0, shape).transpose(1, 2) for x in group)
+    for shape, mask, *parts in zip(groups.shapes, groups.masks, *padded):
+        q, k, v = split_rows(shape, *parts)
         output = _attend_group(q, k, v, mask)
-        outputs.append(output.transpose(1, 2).flatten(0, 1))
+        outputs.append(join_rows(output))
     return torch.cat(outputs).index_select(0, groups.indices)
 
 
@@ -193,7 +223,8 @@ class _BatchedProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q_NHLK, k_NHLK, v_NHLK, mask):
         q, k, v = (x.flatten(0, 1) for x in (q_NHLK, k_NHLK, v_NHLK))
-        scores = _wide(torch.bmm(q, k.mT)).mul_(q.shape[-1] ** -0.5)
+        scale = q.shape[-1] ** -0.5
+        scores = widen(torch.bmm(q, k.mT)).mul_(scale)
         if mask is not None:
             scores.unflatten(0, q_NHLK.shape[:2]).masked_fill_(~mask, -torch.inf)
         weights = scores.softmax(-1).to(q.dtype)
@@ -206,15 +237,16 @@ class _BatchedProducts(torch.autograd.Function):
     def backward(ctx, grad_NHLK):
         q, k, v, weights, output = ctx.saved_tensors
         grad = grad_NHLK.flatten(0, 1)
-        mean = (_wide(grad) * output).sum(-1, keepdim=True)
-        grad_scores = _wide(torch.bmm(grad, v.mT)).sub_(mean).mul_(weights).mul_(q.shape[-1] ** -0.5).to(q.dtype)
-        grads = torch.bmm(grad_scores, k), torch.bmm(grad_scores.mT, q), torch.bmm(weights.mT, grad)
+        mean = (widen(grad) * output).sum(-1, keepdim=True)
+        scale = q.shape[-1] ** -0.5
+        grad_scores = widen(torch.bmm(grad, v.mT)).sub_(mean)
+        grad_scores = grad_scores.mul_(weights).mul_(scale).to(q.dtype)
+        grads = (
+            torch.bmm(grad_scores, k),
+            torch.bmm(grad_scores.mT, q),
+            torch.bmm(weights.mT, grad),
+        )
         return *(x.unflatten(0, grad_NHLK.shape[:2]) for x in grads), None
-
-
-def _wide(x):
-    """`x` in float32, or as it is if it has float32 or more."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def attend_cpu_tiled(q_THK, k_THK, v_THK, plan):
@@ -237,7 +269,8 @@ def attend_xformers(q_THK, k_THK, v_THK, plan):
 class _Caller(nn.Module):
     """In place of the calling module: the attributes that the attention functions of transformers read."""
 
-    is_causal, num_key_value_groups = False, 1
+    is_causal = False
+    num_key_value_groups = 1
 
     def __init__(self, implementation):
         super().__init__()
@@ -251,14 +284,28 @@ _caller = lru_cache(_Caller)
 def attend_registry(q_THK, k_THK, v_THK, plan):
     """Functions of transformers' registry on a packed layout: FlashAttention, flex attention and Hub kernels."""
     boundaries, longest = plan.layout.cu_seq_lens, plan.layout.max_length
-    if kernel := cached_kernels.get(plan.backend):  # transformers would import a package or ask the Hub
+    kernel = cached_kernels.get(plan.backend)
+    if kernel is not None:  # transformers would import a package or ask the Hub
         output = kernel(q_THK, k_THK, v_THK, boundaries, boundaries, longest, longest)
-        return output[0] if isinstance(output, tuple) else output, None
-    caller, attention = _caller(plan.backend), AttentionInterface()[plan.backend]
-    options = dict(scaling=q_THK.shape[-1] ** -0.5, dropout=0.0, is_causal=False)
+        if isinstance(output, tuple):
+            output = output[0]
+        return output, None
     q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_THK, v_THK))
-    options |= dict(cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries, max_length_q=longest, max_length_k=longest)
-    return attention(caller, q, k, v, plan.mask, **options)[0][0], None
+    output, _ = AttentionInterface()[plan.backend](
+        _caller(plan.backend),
+        q,
+        k,
+        v,
+        plan.mask,
+        scaling=q_THK.shape[-1] ** -0.5,
+        dropout=0.0,
+        is_causal=False,
+        cu_seq_lens_q=boundaries,
+        cu_seq_lens_k=boundaries,
+        max_length_q=longest,
+        max_length_k=longest,
+    )
+    return output[0], None
 
 
 def attend_flex(q_THK, k_THK, v_THK, plan):
@@ -279,8 +326,8 @@ def make_flex_mask(layout, dtype, is_fast):
 
     num_tokens, device = len(sequence_ids), sequence_ids.device
     # Without compilation this makes a full T x T mask once; compiled, on a GPU, it evaluates blocks only.
-    shape = 1, None, num_tokens, num_tokens
-    return create_block_mask(same_sequence, *shape, device=device, _compile=device.type == "cuda")
+    is_compiled = device.type == "cuda"
+    return create_block_mask(same_sequence, 1, None, num_tokens, num_tokens, device=device, _compile=is_compiled)
 
 
 def make_xformers_mask(layout, dtype, is_fast):

@@ -61,7 +61,11 @@ def _half(lowest, highest=(99, 0)):
 
 
 _flash: dict[str, Any] = dict(
-    attend=attend_registry, layouts=("packed",), reads_boundaries=True, head_multiple=8, max_head_width=256
+    attend=attend_registry,
+    layouts=("packed",),
+    reads_boundaries=True,
+    head_multiple=8,
+    max_head_width=256,
 )
 
 # In the order of preference of "auto". The limits are those of FlashAttention 2.8, 3 beta and 4.0 beta (wider heads run on Hopper
@@ -125,9 +129,21 @@ BACKENDS = {
         is_automatic=True,
         is_for_inference=True,
     ),
-    "sdpa": Backend(attend_sdpa, layouts=("packed", "dense"), make_mask=make_sdpa_mask, is_automatic=True),
-    "eager": Backend(attend_eager, layouts=("dense",)),
-    "flex_attention": Backend(attend_flex, layouts=("packed",), make_mask=make_flex_mask),
+    "sdpa": Backend(
+        attend_sdpa,
+        layouts=("packed", "dense"),
+        make_mask=make_sdpa_mask,
+        is_automatic=True,
+    ),
+    "eager": Backend(
+        attend_eager,
+        layouts=("dense",),
+    ),
+    "flex_attention": Backend(
+        attend_flex,
+        layouts=("packed",),
+        make_mask=make_flex_mask,
+    ),
 }
 
 
@@ -136,7 +152,12 @@ def find_backend(implementation: str) -> Backend:
     if implementation in BACKENDS:
         return BACKENDS[implementation]
     if "flash" in implementation:
-        return Backend(attend_registry, layouts=("packed",), capabilities=_half((0, 0)), reads_boundaries=True)
+        return Backend(
+            attend_registry,
+            layouts=("packed",),
+            capabilities=_half((0, 0)),
+            reads_boundaries=True,
+        )
     return Backend(None, layouts=("dense",))
 
 
@@ -163,7 +184,11 @@ class Situation(NamedTuple):
     is_fast: bool = False
 
 
-def choose_backend(implementation: str, situation: Situation, need_weights: bool = False) -> str:
+def choose_backend(
+    implementation: str,
+    situation: Situation,
+    need_weights: bool = False,
+) -> str:
     """Choose the attention backend: the requested one, the best one for "auto", and eager if probabilities are needed.
 
     Raises:
@@ -179,7 +204,8 @@ def choose_backend(implementation: str, situation: Situation, need_weights: bool
         return "eager"
     if implementation == "auto":
         return _best_backend(*situation)
-    if reason := _unsupported_reason(implementation, *situation):
+    reason = _unsupported_reason(implementation, *situation)
+    if reason:
         check_installed(implementation)
         raise ValueError(
             f"attn_implementation={implementation!r} {reason}; choose 'sdpa', or omit it to use the best backend"
@@ -190,7 +216,8 @@ def choose_backend(implementation: str, situation: Situation, need_weights: bool
 @torch.compiler.assume_constant_result  # the compiler must not trace this function
 def _unsupported_reason(implementation, *situation):
     """Why a backend cannot run in a situation; an empty string if it can run."""
-    backend, (devices, dtype, head_dim, is_packed, is_fast) = find_backend(implementation), situation
+    backend = find_backend(implementation)
+    devices, dtype, head_dim, is_packed, is_fast = situation
     if ("packed" if is_packed else "dense") not in backend.layouts:
         return "supports packed sequences only, not a 4-D mask, unpad_inputs=False, or a padding mask while compiling"
     for device in devices:
@@ -222,10 +249,7 @@ def _best_backend(*situation):
 @lru_cache
 def _find_best_backend(*situation):
     """The first backend of the table that can run; cached, so that each choice is logged once."""
-    automatic = (name for name, row in BACKENDS.items() if row.is_automatic)
+    automatic = [name for name, row in BACKENDS.items() if row.is_automatic]
     name = next(name for name in automatic if not _unsupported_reason(name, *situation))
-    devices, dtype, _, is_packed, is_fast = situation
-    layout, kernels = "packed" if is_packed else "padded", "CPU inference" if is_fast else "standard"
-    places = ", ".join(map(str, devices))
-    logger.info(f"NeoBERT on {places} in {dtype}, {layout} layout: {name} attention, {kernels} kernels")
+    logger.info(f"NeoBERT runs {name} attention in this {Situation(*situation)}")
     return name

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -24,15 +24,17 @@ from .rotary_neobert import Rotary, split_and_rotate, split_and_rotate_fast
 class RMSNorm(nn.RMSNorm):
     """RMSNorm that returns the dtype of its weight, so that an fp32 residual stream can feed fp16 products."""
 
-    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_TD: Tensor) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight."""
         weight = self.weight.to(x_TD.dtype)
         return F.rms_norm(x_TD, self.normalized_shape, weight, self.eps).to(self.weight.dtype)
 
 
-def normalize(norm: nn.Module, x_TD: torch.Tensor, is_fast: bool) -> torch.Tensor:
+def normalize(norm: nn.Module, x_TD: Tensor, is_fast: bool) -> Tensor:
     """norm(x), by the inference kernel if it is chosen and the module has no hooks."""
-    return rms_norm(x_TD, norm) if is_fast and type(norm) is RMSNorm and not is_hooked(norm) else norm(x_TD)
+    if is_fast and type(norm) is RMSNorm and not is_hooked(norm):
+        return rms_norm(x_TD, norm)
+    return norm(x_TD)
 
 
 class SwiGLU(nn.Module):
@@ -43,7 +45,7 @@ class SwiGLU(nn.Module):
         self.w12 = nn.Linear(config.hidden_size, 2 * config.swiglu_width, bias=False)
         self.w3 = nn.Linear(config.swiglu_width, config.hidden_size, bias=False)
 
-    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_TD: Tensor) -> Tensor:
         """(T, D) to (T, D)."""
         gate_TF, up_TF = self.w12(x_TD).chunk(2, dim=-1)
         return self.w3(F.silu(gate_TF) * up_TF)
@@ -66,11 +68,17 @@ class NeoBERTAttention(nn.Module):
 
     def __init__(self, config: NeoBERTConfig, layer_idx: int):
         super().__init__()
-        self.config, self.layer_idx, self.scaling = config, layer_idx, config.head_dim**-0.5
+        self.config = config
+        self.layer_idx = layer_idx
+        self.scaling = config.head_dim**-0.5
 
     def forward(
-        self, q_THK: torch.Tensor, k_THK: torch.Tensor, v_THK: torch.Tensor, plan: ForwardPlan
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self,
+        q_THK: Tensor,
+        k_THK: Tensor,
+        v_THK: Tensor,
+        plan: ForwardPlan,
+    ) -> tuple[Tensor, Tensor | None]:
         """softmax(q k^T / sqrt(K)) v in both directions; a registered function gets (B, H, L, K), as in transformers' models.
 
         Returns:
@@ -78,11 +86,13 @@ class NeoBERTAttention(nn.Module):
         """
         if self.attend is not None:
             return attend_rows(self.attend, q_THK, k_THK, v_THK, plan), None
-        if own := find_backend(plan.backend).attend:
+        own = find_backend(plan.backend).attend
+        if own is not None:
             return own(q_THK, k_THK, v_THK, plan)
-        q, k, v = (split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
+        q, k, v = split_rows(plan.layout.shape, q_THK, k_THK, v_THK)
         attend = ALL_ATTENTION_FUNCTIONS[plan.backend]
-        out, _ = attend(self, q, k, v, plan.mask, dropout=0.0, scaling=self.scaling, **plan.options)
+        options = dict(dropout=0.0, scaling=self.scaling, **plan.options)
+        out, _ = attend(self, q, k, v, plan.mask, **options)
         return out.reshape(q_THK.shape), None  # vLLM returns (T, H * K)
 
 
@@ -97,7 +107,7 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         ffn_class: Made from (config).
     """
 
-    # The elementwise operations of `forward_fast`.
+    # The elementwise operations of inference on a CPU.
     silu = staticmethod(F.silu)
     rotate = staticmethod(torch.mul)
 
@@ -119,40 +129,46 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         self.ffn = ffn_class(config)
 
     def forward(
-        self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: torch.Tensor | None = None
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        self,
+        x_TD: Tensor,
+        rotary: Rotary,
+        plan: ForwardPlan,
+        tokens_S: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """The residual stream (T, D) after the block; with eager attention also its probabilities (B, H, L, L).
 
         With `tokens_S`, indices on the flat axis, the stream of these tokens only, (S, D): their attention reads all tokens, and
         the products after attention are computed for them alone.
+
+        For inference on a CPU, the second half is written in fewer operations (see kernels_neobert.py).
         """
-        if plan.is_fast and self.has_own_parts():
-            return self.forward_fast(x_TD, rotary, plan, tokens_S)
-        qkv_TH3K = self.qkv(self.attention_norm(x_TD)).unflatten(-1, (-1, 3, self.head_dim))
-        out_THK, weights = self.attention(*split_and_rotate(qkv_TH3K, rotary.table), plan)
+        is_fast = plan.is_fast and self.has_own_parts()
+        multiply = plan.multiply if is_fast else None
+        qkv_TD = linear(self.qkv, normalize(self.attention_norm, x_TD, is_fast), multiply)
+        qkv_TH3K = qkv_TD.unflatten(-1, (-1, 3, self.head_dim))
+        if is_fast:
+            is_tiled = plan.backend == "cpu_tiled"
+            parts_THK = split_and_rotate_fast(qkv_TH3K, rotary.rotations, is_tiled, self.rotate)
+        else:
+            parts_THK = split_and_rotate(qkv_TH3K, rotary.table)
+        out_THK, weights = self.attention(*parts_THK, plan)
         if tokens_S is not None:
-            x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
-        x_TD = x_TD + self.wo(out_THK.flatten(1))
-        x_TD = x_TD + self.ffn(self.ffn_norm(x_TD))
-        return x_TD if weights is None else (x_TD, weights)
+            x_TD = x_TD.index_select(0, tokens_S)
+            out_THK = out_THK.index_select(0, tokens_S)
+        if not is_fast:
+            x_TD = x_TD + self.wo(out_THK.flatten(1))
+            x_TD = x_TD + self.ffn(self.ffn_norm(x_TD))
+            return x_TD if weights is None else (x_TD, weights)
+        if tokens_S is not None:
+            multiply = choose_product(qkv_TD.dtype, len(tokens_S))
+        out_TD = out_THK.flatten(1).to(qkv_TD.dtype)
+        x_TD = x_TD + linear(self.wo, out_TD, multiply)
+        gate_up_TF = linear(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), multiply)
+        gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
+        swiglu_TF = self.silu(gate_TF).mul_(up_TF)
+        return x_TD + linear(self.ffn.w3, swiglu_TF, multiply)
 
     def has_own_parts(self) -> bool:
         """Whether no variant of the model, adapter or hook has replaced or reads the norms and SwiGLU."""
-        is_own = type(self.attention_norm) is type(self.ffn_norm) is RMSNorm and type(self.ffn) is SwiGLU
-        return is_own and not is_hooked(self.attention_norm, self.ffn_norm, self.ffn)
-
-    def forward_fast(
-        self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: torch.Tensor | None
-    ) -> torch.Tensor:
-        """`forward` in fewer operations, for inference on a CPU (see kernels_neobert.py)."""
-        multiply = plan.multiply
-        qkv_TD = linear(self.qkv, rms_norm(x_TD, self.attention_norm), multiply)
-        qkv_TH3K = qkv_TD.unflatten(-1, (-1, 3, self.head_dim))
-        parts_THK = split_and_rotate_fast(qkv_TH3K, rotary.rotations, plan.backend == "cpu_tiled", self.rotate)
-        out_THK, _ = self.attention(*parts_THK, plan)
-        if tokens_S is not None:
-            x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
-            multiply = choose_product(qkv_TD.dtype, len(tokens_S))
-        x_TD = x_TD + linear(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), multiply)
-        gate_TF, up_TF = linear(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), multiply).chunk(2, dim=-1)
-        return x_TD + linear(self.ffn.w3, self.silu(gate_TF).mul_(up_TF), multiply)
+        parts = self.attention_norm, self.ffn_norm, self.ffn
+        return [type(part) for part in parts] == [RMSNorm, RMSNorm, SwiGLU] and not is_hooked(*parts)

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
 
-def check_encoder_is_complete(model, missing: set[str], unexpected: set[str]) -> None:
+def check_encoder_is_complete(
+    model,
+    missing: set[str],
+    unexpected: set[str],
+) -> None:
     """Refuse a checkpoint with missing encoder tensors, or with only the weight or only the bias of a head layer.
 
     A head that is missing entirely is allowed; it is newly initialised. `missing` are the names of parameters that the checkpoint
@@ -24,47 +27,23 @@ def check_encoder_is_complete(model, missing: set[str], unexpected: set[str]) ->
     """
     source, again = model.config.name_or_path, "download or copy the checkpoint again"
     convert = f"write the published layout by neobert convert {source} DST, and load DST"
-    encoder = {name for name, _ in model.base_model.named_parameters()}
-    if lost := sorted(name for name in missing if name.removeprefix(f"{model.base_model_prefix}.") in encoder):
+    encoder = dict(model.base_model.named_parameters())
+    lost = sorted(name for name in missing if name.removeprefix(f"{model.base_model_prefix}.") in encoder)
+    if lost:
         hint = f"it is no NeoBERT, or it is incomplete; check the path, or {again}"
         if any(".ffn.w1." in name for name in unexpected):
             hint = f"gate and up are separate tensors ffn.w1 and ffn.w2; {convert}"
         raise ValueError(f"{source} lacks {len(lost)} encoder tensors (first: {lost[0]}); {hint}")
-    parameters = {name for name, _ in model.named_parameters()}
-    for name in sorted(missing & parameters):
-        layer, _, kind = name.rpartition(".")
-        other = f"{layer}.{'bias' if kind == 'weight' else 'weight'}"
-        if other in parameters - missing:
+    parameters = dict(model.named_parameters())
+    other_half = {"weight": "bias", "bias": "weight"}
+    for name in sorted(missing & parameters.keys()):
+        layer, _, half = name.rpartition(".")
+        other = f"{layer}.{other_half.get(half)}"
+        if other in parameters and other not in missing:
             hint = again
             if layer == "decoder":
                 hint = f"if it is tied to the embedding, set tie_word_embeddings=true in config.json; then {convert}"
             raise ValueError(f"{source} has {other} but no {name}, so the head is incomplete; {hint}")
-
-
-def check_parallel_shape(model) -> None:
-    """Raise ValueError if the processes of tensor parallelism do not divide the heads or the feed-forward width."""
-    for name in ("num_attention_heads", "swiglu_width"):
-        number, size = getattr(model.config, name), model.tp_size or 1
-        if number % size:
-            raise ValueError(
-                f"{name}={number} is not divisible by the {size} processes of tensor parallelism; choose a number of processes "
-                "that divides it"
-            )
-
-
-def check_vocabulary(layers: dict[str, torch.nn.Module], vocab_size: int) -> None:
-    """Raise ValueError if an embedding or a decoder has another number of tokens than the config.
-
-    `resize_token_embeddings` of an encoder inside another model changes the config of both, but not the layers around it. An
-    adapter or a quantized layer without a size is not checked.
-    """
-    for name, layer in layers.items():
-        size = getattr(layer, "num_embeddings", getattr(layer, "out_features", vocab_size))
-        if size != vocab_size:
-            raise ValueError(
-                f"{name} has {size} tokens, but config.vocab_size={vocab_size}; call resize_token_embeddings of the whole "
-                "model, not of an encoder inside it"
-            )
 
 
 # What a subclass of `NeoBERTModel` replaces to be another network.
@@ -81,7 +60,7 @@ def check_model_type(model, is_stock: bool) -> None:
 
 
 def check_can_be_saved(model, encoder_class: type[Any]) -> None:
-    """Raise ValueError if vocabulary and config differ, or if the folder would load as another network; before a file is written.
+    """Raise ValueError if the folder would load as another network, before a file is written.
 
     Args:
         model: The model to save.
@@ -91,18 +70,13 @@ def check_can_be_saved(model, encoder_class: type[Any]) -> None:
     is_stock = all(getattr(type(each), name) is getattr(encoder_class, name) for each in encoders for name in PARTS)
     is_stock &= all(isinstance(each.layer_norm, encoder_class.norm_class) for each in encoders)
     is_stock &= "model_type" in vars(type(model.config))
-    check_model_type(model, is_stock and getattr(model, "encoder_class", encoder_class) is encoder_class)
-    for part in model.modules():
-        # A model of another type inside a subclass has a vocabulary of its own.
-        if isinstance(part, PreTrainedModel) and part.config.model_type == model.config.model_type:
-            ends = (part.get_input_embeddings(), part.get_output_embeddings())
-            layers = {name: layer for name, layer in model.named_modules() if any(layer is end for end in ends)}
-            check_vocabulary(layers, part.config.vocab_size)
+    is_stock &= getattr(model, "encoder_class", encoder_class) is encoder_class
+    check_model_type(model, is_stock)
 
 
 def warn_of_frozen_layers(model) -> None:
     """Warn once about a layer of the head that is new and that training leaves at its random numbers; no adapter saves it."""
-    if not (model.new_layers and model.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+    if not model.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return
     for name in model.new_layers:
         layer = model.get_submodule(name)
@@ -131,7 +105,11 @@ def set_auto_map(model, auto_classes: dict[str, type]) -> None:
 OF_PACKAGE = re.compile(r"^(\s*from )neobert_hf(?:\.model(?:\.(\w+))?)?(?= import )", re.MULTILINE)
 
 
-def save_code(encoder_class: type, classes: Iterable[type], folder: str | Path) -> None:
+def save_code(
+    encoder_class: type,
+    classes: Iterable[type],
+    folder: str | Path,
+) -> None:
     """Copy the files of this package, and the files of other places that define classes, so that they load without the package.
 
     Args:
@@ -142,9 +120,17 @@ def save_code(encoder_class: type, classes: Iterable[type], folder: str | Path) 
     shipped = {file.stem for file in custom_object_save(encoder_class, folder)}
     for loaded in {each.__module__: each for each in classes}.values():
         copied = custom_object_save(loaded, folder) or ()  # nothing of a class in __main__, and transformers warns
-        for file in (file for file in copied if file.stem not in shipped):
-            code = OF_PACKAGE.sub(lambda found: f"{found[1]}.{found[2] or 'modeling_neobert'}", file.read_text("utf-8"))
-            # The loader of transformers 4.57 copies only the files that this one imports.
-            missing = [name for name in sorted(shipped) if f"from .{name} import" not in code]
-            code += "".join(f"from .{name} import __doc__ as _  # noqa: E402, F401\n" for name in missing)
-            file.write_text(code, "utf-8")
+        for file in copied:
+            if file.stem not in shipped:
+                _make_importable(file, shipped)
+
+
+def _make_importable(file, shipped):
+    """Let a copied file import the files of this package from beside it."""
+    code = file.read_text("utf-8")
+    code = OF_PACKAGE.sub(lambda found: f"{found[1]}.{found[2] or 'modeling_neobert'}", code)
+    # The loader of transformers 4.57 copies only the files that this one imports.
+    for name in sorted(shipped):
+        if f"from .{name} import" not in code:
+            code += f"from .{name} import __doc__ as _  # noqa: E402, F401\n"
+    file.write_text(code, "utf-8")

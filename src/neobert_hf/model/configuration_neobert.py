@@ -31,8 +31,9 @@ RULES = {
     **dict.fromkeys(("max_position_embeddings", "max_length", "dim_head"), optional(SIZE)),
     "norm_eps": POSITIVE,
     "rope_theta": optional(POSITIVE),
-    **dict.fromkeys(("rope_parameters", "rope_scaling", "id2label", "label2id"), optional(SECTION)),
-    "quantization_config": optional(SECTION),
+    **dict.fromkeys(
+        ("rope_parameters", "rope_scaling", "id2label", "label2id", "quantization_config"), optional(SECTION)
+    ),
     "classifier_dropout": PROBABILITY,
     "classifier_pooling": ("'cls' or 'mean'", lambda value: value in ("cls", "mean")),
     **dict.fromkeys(("unpad_inputs", "sparse_prediction", "tie_word_embeddings"), FLAG),
@@ -44,7 +45,11 @@ RULES = {
 }
 
 
-def check_values(values: dict[str, Any], rules: dict[str, tuple[str, Callable]], place: str = "") -> None:
+def check_values(
+    values: dict[str, Any],
+    rules: dict[str, tuple[str, Callable]],
+    place: str = "",
+) -> None:
     """Raise ValueError for a value that breaks the rule of its name; `place` says where it stands."""
     for name, (words, holds) in rules.items():
         if name in values and not holds(values[name]):
@@ -69,10 +74,21 @@ ROPE_RULES = {
 
 # Keys of the published config.json, and of those that its training code writes, which change nothing in NeoBERT.
 JUNK_KEYS = (
-    *("kwargs", "trust_remote_code", "pretrained_model_name_or_path"),
-    *("rope", "rms_norm", "ngpt", "hidden_act", "base_scale"),
-    *("dropout", "dropout_prob", "flash_attention", "attn_backend", "kernel_backend"),
-    *("swiglu_width", "use_return_dict"),  # properties
+    "kwargs",
+    "trust_remote_code",
+    "pretrained_model_name_or_path",
+    "rope",
+    "rms_norm",
+    "ngpt",
+    "hidden_act",
+    "base_scale",
+    "dropout",
+    "dropout_prob",
+    "flash_attention",
+    "attn_backend",
+    "kernel_backend",
+    "swiglu_width",  # a property, as is the next
+    "use_return_dict",
 )
 # Keys of config.json by which transformers would run code of another place: a pipeline's, a kernel's.
 CODE_KEYS = ("custom_pipelines", "attn_implementation", "_attn_implementation", "experts_implementation")
@@ -152,7 +168,8 @@ class NeoBERTConfig(PretrainedConfig):
         tie_word_embeddings=False,
         **kwargs,
     ):
-        if (kind := kwargs.get("model_type", self.model_type)) not in ("neobert", self.model_type):
+        kind = kwargs.get("model_type", self.model_type)
+        if kind not in ("neobert", self.model_type):
             raise ValueError(f"model_type={kind!r}: this is a {kind}, not a NeoBERT; choose a checkpoint of NeoBERT")
         if "encoder_init_range" in kwargs:
             raise ValueError(
@@ -174,8 +191,8 @@ class NeoBERTConfig(PretrainedConfig):
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
         self.intermediate_size = intermediate_size
-        context_length = max_position_embeddings if max_position_embeddings is not None else max_length
-        self.max_position_embeddings = context_length = 4096 if context_length is None else context_length
+        context_length = max_position_embeddings or max_length or 4096
+        self.max_position_embeddings = context_length
         self.norm_eps = norm_eps
         self.embedding_init_range = embedding_init_range
         self.decoder_init_range = decoder_init_range
@@ -221,8 +238,10 @@ class NeoBERTConfig(PretrainedConfig):
         A scaling of RoPE replaces the stored settings in both formats. It keeps the base of the training, and YaRN scales from
         the context length of the training.
         """
-        classes = [base for base in cls.__mro__ if issubclass(base, NeoBERTConfig)]
-        own = {name for base in classes for name in signature(base.__init__).parameters}
+        own: set[str] = set()
+        for base in cls.__mro__:
+            if issubclass(base, NeoBERTConfig):
+                own |= signature(base.__init__).parameters.keys()
         overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
         check_values(overrides, RULES)
         if "max_length" in overrides:
@@ -230,15 +249,16 @@ class NeoBERTConfig(PretrainedConfig):
         if overrides.get("rope_parameters", {}) is None:  # no override
             del overrides["rope_parameters"]
         stored = {key: value for key, value in config_dict.items() if key not in CODE_KEYS}
-        scalings = {key: overrides[key] for key in ROPE_SECTIONS if overrides.get(key)}
+        scalings = [overrides[key] for key in ROPE_SECTIONS if overrides.get(key)]
         if scalings:
             trained = cls(**stored)
-            length = {"original_max_position_embeddings": trained.max_position_embeddings}
-            for key, rope in scalings.items():
-                overrides[key] = length | rope if "yarn" in (rope.get("rope_type"), rope.get("type")) else rope
-            bases = (overrides.get("rope_theta"), *(rope.get("rope_theta") for rope in scalings.values()))
+            for key in ROPE_SECTIONS:
+                stored.pop(key, None)
+                rope = overrides.get(key) or {}
+                if "yarn" in (rope.get("rope_type"), rope.get("type")):
+                    overrides[key] = {"original_max_position_embeddings": trained.max_position_embeddings, **rope}
+            bases = [rope.get("rope_theta") for rope in (overrides, *scalings)]
             overrides["rope_theta"] = next((base for base in bases if base is not None), trained.rope_theta)
-            stored = {key: value for key, value in stored.items() if key not in ROPE_SECTIONS}
         return super().from_dict(stored | overrides, **kwargs)
 
     def to_dict(self):
@@ -279,8 +299,10 @@ class NeoBERTConfig(PretrainedConfig):
 
     def _standard_rope_parameters(self, rope_parameters, rope_theta, rope_scaling):
         """Convert both formats to that of transformers 5 and check the values."""
-        rope = {key: value for key, value in (rope_scaling or rope_parameters or {}).items() if value is not None}
-        bases = (rope_theta, rope.get("rope_theta"), (rope_parameters or {}).get("rope_theta"), 10000.0)
+        given = rope_scaling or rope_parameters or {}
+        rope = {key: value for key, value in given.items() if value is not None}
+        other_base = (rope_parameters or {}).get("rope_theta")
+        bases = (rope_theta, rope.get("rope_theta"), other_base, 10000.0)
         rope["rope_theta"] = next(base for base in bases if base is not None)
         if "type" in rope:  # name of the key before transformers 4.45
             rope.setdefault("rope_type", rope.pop("type"))
@@ -288,12 +310,10 @@ class NeoBERTConfig(PretrainedConfig):
         check_values(rope, ROPE_RULES, " in rope_parameters")
         if kind != "default" and "factor" not in rope:
             raise ValueError(f"rope_type={kind!r} needs factor; add it to rope_parameters")
-        if unknown := set(rope) - ROPE_KEYS[kind] - {"rope_type", "rope_theta"}:
+        unknown = set(rope) - ROPE_KEYS[kind] - {"rope_type", "rope_theta"}
+        if unknown:
             allowed = ", ".join(sorted(ROPE_KEYS[kind])) or "rope_theta only"
             raise ValueError(f"rope_type={kind!r} does not accept {', '.join(sorted(unknown))}; it accepts {allowed}")
-        fast, slow = rope.get("beta_fast", 32), rope.get("beta_slow", 1)
-        if fast <= slow:
-            raise ValueError(f"beta_fast={fast} in rope_parameters must exceed beta_slow={slow}")
         if kind == "yarn":
             rope.setdefault("original_max_position_embeddings", self.max_position_embeddings)
         return rope

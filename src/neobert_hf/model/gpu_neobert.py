@@ -11,14 +11,14 @@ from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers.utils import logging
 
 from .backends_neobert import find_backend
 from .blocks_neobert import NeoBERTAttention, NeoBERTBlock
 from .kernels_neobert import InferenceLinear, is_hooked, is_inference
 from .layout_neobert import to_device
-from .machine_neobert import is_autocast_on, is_capturing, is_tracing
+from .machine_neobert import is_autocast_on, is_capturing, is_tracing, widen
 from .plan_neobert import ForwardPlan
 from .rotary_neobert import split_and_rotate
 
@@ -29,16 +29,18 @@ LONGEST_CAPTURED = 4160  # the arithmetic of more tokens takes longer than the l
 MOST_GRAPHS = 128  # further sizes run without a graph
 
 
-def runs_compiled(x: torch.Tensor, module: nn.Module) -> bool:
+def runs_compiled(x: Tensor, module: nn.Module) -> bool:
     """Whether a module of an inference copy runs compiled on `x`: it only infers, without autocast."""
-    is_readable = not is_tracing(x) or is_capturing(x)
-    return is_readable and is_inference(x, module) and not is_autocast_on(x.device)
+    if is_tracing(x) and not is_capturing(x):
+        return False
+    return is_inference(x, module) and not is_autocast_on(x.device)
 
 
 def runs_in_regions(block: nn.Module) -> bool:
     """Whether all linear layers of a block are those of an inference copy, and none has a hook."""
     layers = block.qkv, block.wo, block.ffn.w12, block.ffn.w3
-    return all(type(layer) is InferenceLinear and layer.bias is None for layer in layers) and not is_hooked(*layers)
+    are_ours = all(type(layer) is InferenceLinear and layer.bias is None for layer in layers)
+    return are_ours and not is_hooked(*layers)
 
 
 class CompiledBlock(NeoBERTBlock):
@@ -50,29 +52,43 @@ class CompiledBlock(NeoBERTBlock):
         if not (is_compiled and self.has_own_parts() and runs_in_regions(self)):
             return super().forward(x_TD, rotary, plan, tokens_S)
         project, finish = compiled_regions()
-        out_THK, _ = self.attention(*project(self, x_TD, rotary.table), plan)
+        parts_THK = project(self, x_TD, rotary.table)
+        out_THK, _ = self.attention(*parts_THK, plan)
         if tokens_S is not None:
-            x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
+            x_TD = x_TD.index_select(0, tokens_S)
+            out_THK = out_THK.index_select(0, tokens_S)
         return finish(self, x_TD, out_THK)
 
 
 def _normalize(x_TD, norm):
     # a float in arithmetic becomes an input of the graph; as an argument of F.rms_norm, everything would be compiled twice
-    wide_TD = x_TD.to(torch.promote_types(x_TD.dtype, torch.float32))
-    scale = (wide_TD.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
-    return (wide_TD * scale * norm.weight.to(wide_TD.dtype)).to(norm.weight.dtype)
+    wide_TD = widen(x_TD)
+    mean_square = wide_TD.square().mean(-1, keepdim=True)
+    scale = (mean_square + norm.eps).rsqrt()
+    out_TD = wide_TD * scale * norm.weight.to(wide_TD.dtype)
+    return out_TD.to(norm.weight.dtype)
 
 
-def project(block: nn.Module, x_TD: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def project(
+    block: nn.Module,
+    x_TD: Tensor,
+    table: Tensor,
+) -> tuple[Tensor, ...]:
     """Queries, keys and values (T, H, K), contiguous, as `NeoBERTBlock.forward` computes them before attention."""
     qkv_TD = F.linear(_normalize(x_TD, block.attention_norm), block.qkv.weight)
-    return tuple(x.contiguous() for x in split_and_rotate(qkv_TD.unflatten(-1, (-1, 3, block.head_dim)), table))
+    qkv_TH3K = qkv_TD.unflatten(-1, (-1, 3, block.head_dim))
+    return tuple(x.contiguous() for x in split_and_rotate(qkv_TH3K, table))
 
 
-def finish(block: nn.Module, x_TD: torch.Tensor, out_THK: torch.Tensor) -> torch.Tensor:
+def finish(
+    block: nn.Module,
+    x_TD: Tensor,
+    out_THK: Tensor,
+) -> Tensor:
     """The residual stream (T, D) after a block, as `NeoBERTBlock.forward` computes it after attention."""
     x_TD = x_TD + F.linear(out_THK.flatten(1), block.wo.weight)
-    gate_TF, up_TF = F.linear(_normalize(x_TD, block.ffn_norm), block.ffn.w12.weight).chunk(2, dim=-1)
+    gate_up_TF = F.linear(_normalize(x_TD, block.ffn_norm), block.ffn.w12.weight)
+    gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
     return x_TD + F.linear(F.silu(gate_TF) * up_TF, block.ffn.w3.weight)
 
 
@@ -94,7 +110,9 @@ def fill(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     rest = max(needed - SHORTEST_CAPTURED, 0)
     step = max(SHORTEST_CAPTURED, 1 << max(rest.bit_length() - 3, 0))
     last = 1 + SHORTEST_CAPTURED + -(-rest // step) * step - needed
-    filled, longest = (*lengths, *[1] * (num_documents - len(lengths) - 1), last), SHORTEST_CAPTURED
+    ones = [1] * (num_documents - len(lengths) - 1)
+    filled = (*lengths, *ones, last)
+    longest = SHORTEST_CAPTURED
     while longest < max(filled):
         longest *= 4
     return filled, longest
@@ -111,27 +129,42 @@ class GraphCache:
     def __init__(self, encoder: nn.Module):
         self.encoder = weakref.ref(encoder)  # which would keep itself alive
         self.modules = tuple(encoder.modules())[1:]
-        self.children, self.addresses = self._find_children(encoder), None
-        self.graphs, self.is_on, self.stream, self.pool, self.done = {}, True, None, None, None
+        self.children = self._find_children(encoder)
+        self.addresses = None
+        self.graphs = {}
+        self.is_on = True
+        self.stream = self.pool = self.done = None
 
     def _find_children(self, encoder):
-        return [child for module in (encoder, *self.modules) for child in module._modules.values()]
+        children = []
+        for module in (encoder, *self.modules):
+            children += module._modules.values()
+        return children
 
     def _find_addresses(self):
-        tensors = (x for module in self.modules for x in (*module._parameters.values(), *module._buffers.values()))
-        return [x.data_ptr() for x in tensors if x is not None]
+        addresses = []
+        for module in self.modules:
+            tensors = *module._parameters.values(), *module._buffers.values()
+            addresses += [x.data_ptr() for x in tensors if x is not None]
+        return addresses
 
     def __call__(self, tokens, plan, returned, select_tokens):
         """As `NeoBERTModel.run_blocks`."""
-        encoder, x_TD = self.encoder(), None
+        encoder = self.encoder()
         assert encoder is not None  # it calls this
+        x_TD = None
         if returned is None and not plan.need_weights and runs_compiled(encoder.encoder.weight, encoder):
             x_TD = self.replay(encoder, tokens, plan)
         if x_TD is None:
             return type(encoder).run_blocks(encoder, tokens, plan, returned, select_tokens)
         return x_TD, (), (), None
 
-    def replay(self, encoder: nn.Module, tokens: torch.Tensor, plan: ForwardPlan) -> torch.Tensor | None:
+    def replay(
+        self,
+        encoder: nn.Module,
+        tokens: Tensor,
+        plan: ForwardPlan,
+    ) -> Tensor | None:
         """The states (T, D) after the last norm, a copy of what the graph writes; None if no graph can compute them.
 
         Args:
@@ -139,26 +172,33 @@ class GraphCache:
             plan: Plan of the forward; the lengths of its documents are on the host.
         """
         layout, config = plan.layout, encoder.config
-        if not (self.is_on and layout.lengths and find_backend(plan.backend).reads_boundaries and tokens.ndim == 2):
+        if not (self.is_on and layout.lengths and tokens.ndim == 2):
             return None
-        (lengths, longest), num_tokens = fill(layout.lengths), sum(layout.lengths)
-        is_small = sum(lengths) <= min(LONGEST_CAPTURED, max(1.25 * num_tokens, num_tokens + SHORTEST_CAPTURED))
-        if not is_small or self._find_children(encoder) != self.children or is_hooked(*self.modules):
+        if not find_backend(plan.backend).reads_boundaries:
+            return None
+        lengths, longest = fill(layout.lengths)
+        num_tokens, num_filled = sum(layout.lengths), sum(lengths)
+        if num_filled > min(LONGEST_CAPTURED, max(1.25 * num_tokens, num_tokens + SHORTEST_CAPTURED)):
+            return None
+        if self._find_children(encoder) != self.children or is_hooked(*self.modules):
             return None
         rotary = str(config.rope_parameters), config.max_position_embeddings
-        key = sum(lengths), len(lengths), longest, plan.backend, *rotary
-        boundaries = to_device(torch.tensor([0, *lengths], device="cpu").cumsum(0).int(), tokens.device)
+        key = num_filled, len(lengths), longest, plan.backend, *rotary
+        boundaries = torch.tensor([0, *lengths], device="cpu").cumsum(0).int()
+        boundaries = to_device(boundaries, tokens.device)
         with self.lock, torch.cuda.device(tokens.device):
             stream = torch.cuda.current_stream()
             if self.done is not None:
                 stream.wait_event(self.done)  # a graph may still run on the stream of another thread
-            if (addresses := self._find_addresses()) != self.addresses:
+            addresses = self._find_addresses()
+            if addresses != self.addresses:
                 self.addresses = addresses
                 self.graphs.clear()  # they would read weights that were replaced
             if key not in self.graphs and not self._capture(encoder, boundaries, key, stream):
                 return None
             graph, inputs, states_TD = self.graphs[key]
-            for target, values in zip(inputs, (layout.flatten(tokens), layout.position_ids, boundaries)):
+            new = layout.flatten(tokens), layout.position_ids, boundaries
+            for target, values in zip(inputs, new):
                 target.view(-1)[: len(values)].copy_(values)
             graph.replay()
             states_TD = states_TD[:num_tokens].clone()
@@ -173,10 +213,18 @@ class GraphCache:
         with torch.inference_mode(False):  # a tensor that is made in inference mode cannot be changed outside of it
             ids, positions = torch.zeros(2, 1, num_tokens, dtype=torch.long, device=boundaries.device)
             boundaries = boundaries.clone()
-        arguments = dict(input_ids=ids, position_ids=positions, cu_seq_lens_q=boundaries, max_length_q=longest)
-        arguments |= dict(trust_boundaries=True, return_packed=True, return_dict=True)
+        arguments = dict(
+            input_ids=ids,
+            position_ids=positions,
+            cu_seq_lens_q=boundaries,
+            max_length_q=longest,
+            trust_boundaries=True,
+            return_packed=True,
+            return_dict=True,
+        )
         encoder(**arguments)  # compiles, and chooses the configurations of the kernels
-        graph, self.pool = torch.cuda.CUDAGraph(), self.pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
         # the stream that torch would choose is on the GPU of the first capture of the process
         self.stream = self.stream or torch.cuda.Stream(boundaries.device)
         try:

@@ -10,37 +10,53 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from .blocks_neobert import NeoBERTAttention, NeoBERTBlock
 from .kernels_neobert import InferenceLinear
 
 COLUMNS = 64  # PyTorch adds up a row in one order for every multiple of 4 vectors, of 16 numbers at most
 UNSPLIT = 32_767  # elements; PyTorch computes so few in one thread
+# These have another formula for the elements that do not fill a vector.
+ACTIVATIONS = (
+    nn.Sigmoid,
+    nn.SiLU,
+    nn.GELU,
+    nn.ELU,
+    nn.CELU,
+    nn.SELU,
+    nn.Mish,
+    nn.Softplus,
+)
 
 
-def in_one_thread(operate: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+def in_one_thread(operate: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """operate(*tensors), elementwise, on groups of rows that PyTorch gives to one thread each: a row is then computed in one way.
 
     PyTorch divides more elements between threads, at any element. In each part, vectors come first; the elements that remain have
     another formula of exp, and another rounding of complex products.
     """
     num_rows = UNSPLIT // tensors[0][0].numel()
-    return torch.cat([operate(*parts) for parts in zip(*(tensor.split(num_rows) for tensor in tensors))])
+    groups = zip(*(tensor.split(num_rows) for tensor in tensors))
+    return torch.cat([operate(*group) for group in groups])
 
 
-def in_full_vectors(operate: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+def in_full_vectors(operate: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """operate(x), elementwise, with zeros up to a multiple of `COLUMNS` elements, so that every element is in a full vector."""
-    rows = F.pad(x.flatten(), (0, -x.numel() % COLUMNS)).view(-1, COLUMNS)
-    return in_one_thread(operate, rows).view(-1)[: x.numel()].view(x.shape)
+    padded = F.pad(x.flatten(), (0, -x.numel() % COLUMNS))
+    result = in_one_thread(operate, padded.view(-1, COLUMNS))
+    return result.view(-1)[: x.numel()].view(x.shape)
 
 
 class InvariantLinear(InferenceLinear):
     """A linear layer that computes one row as two, because oneDNN has another order of sums for one row."""
 
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         """As `InferenceLinear.multiply`."""
-        return super().multiply(F.pad(x, (0, 0, 0, 1)))[:1] if len(x) == 1 else super().multiply(x)
+        if len(x) > 1:
+            return super().multiply(x)
+        two_rows = F.pad(x, (0, 0, 0, 1))
+        return super().multiply(two_rows)[:1]
 
 
 class InvariantBlock(NeoBERTBlock):
@@ -59,14 +75,16 @@ class InvariantBlock(NeoBERTBlock):
         return super().forward(x_TD, rotary, plan, tokens_S)
 
 
-def attend_in_small_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_) -> torch.Tensor:
+def attend_in_small_heads(q: Tensor, k: Tensor, v: Tensor, *_) -> Tensor:
     """SDPA (B, H, L, K) with one more head and 16 more columns, of zeros.
 
     Heads run in one thread each, but the products of a single head run in all threads of MKL. In heads of width 6, 8 and 10, the
     order of MKL's sums follows the address of the memory of a thread.
     """
+    scale = q.shape[-1] ** -0.5
     q, k, v = (F.pad(x, (0, 16, 0, 0, 0, 1)) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, scale=(q.shape[-1] - 16) ** -0.5)[:, :-1, :, :-16]
+    out = F.scaled_dot_product_attention(q, k, v, scale=scale)
+    return out[:, :-1, :, :-16]
 
 
 def pad_columns(module: nn.Module, args: tuple) -> tuple:
@@ -76,20 +94,22 @@ def pad_columns(module: nn.Module, args: tuple) -> tuple:
     their linear layers follows the number of rows, where there are fewer than 8.
     """
     features, *others = args
-    names = features.keys() & {"input_ids", "attention_mask", "token_type_ids"}
-    return features | {x: F.pad(features[x], (0, -features[x].shape[1] % COLUMNS)) for x in names}, *others
+    padded = dict(features)
+    for name in features.keys() & {"input_ids", "attention_mask", "token_type_ids"}:
+        num_columns = features[name].shape[1]
+        padded[name] = F.pad(features[name], (0, -num_columns % COLUMNS))
+    return padded, *others
 
 
 def make_invariant(module: nn.Module) -> None:
-    """Make a module of a batch-invariant copy compute a row in one way for every number of rows and of threads.
-
-    The activations are those of torch that have another formula for the elements that do not fill a vector.
-    """
+    """Make a module of a batch-invariant copy compute a row in one way for every number of rows and of threads."""
     if type(module) is NeoBERTBlock:
         module.__class__ = InvariantBlock
     elif hasattr(module, "is_inference_copy"):
-        module.config._attn_implementation, module.config.unpad_inputs = "sdpa", True
-    elif type(module) is NeoBERTAttention and (module.config.head_dim < 16 or module.config.num_attention_heads == 1):
-        module.attend = attend_in_small_heads
-    elif type(module) in (nn.Sigmoid, nn.SiLU, nn.GELU, nn.ELU, nn.CELU, nn.SELU, nn.Mish, nn.Softplus):
+        module.config._attn_implementation = "sdpa"
+        module.config.unpad_inputs = True
+    elif type(module) is NeoBERTAttention:
+        if module.config.head_dim < 16 or module.config.num_attention_heads == 1:
+            module.attend = attend_in_small_heads
+    elif type(module) in ACTIVATIONS:
         module.forward = partial(in_full_vectors, module.forward)

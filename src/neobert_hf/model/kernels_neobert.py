@@ -17,10 +17,10 @@ from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .machine_neobert import TORCH, has_amx, is_autocast_on, is_capturing, is_tracing, onednn_is_best
+from .machine_neobert import TORCH, has_amx, is_capturing, is_tracing, onednn_is_best, product_dtype
 
 BLOCK_ROWS = 256  # queries in a block of scores; with fewer queries, products repack the keys too often
 BLOCK_SCORES = 1 << 20  # scores in a block for each thread: 2 MB in bf16
@@ -33,19 +33,20 @@ COPY_REMEDY = "use the model that this inference copy was made from, and make a 
 _scalar = lru_cache(partial(torch.tensor, dtype=torch.float32, device="cpu"))
 
 
-def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
+def runs_fast(x: Tensor, module: nn.Module) -> bool:
     """Whether the kernels of this file can run on `x` in `module`: inference on a CPU, and no tracing."""
     is_possible = x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
     return is_possible and not is_tracing(x) and is_inference(x, module)
 
 
-def is_inference(x: torch.Tensor, module: nn.Module) -> bool:
+def is_inference(x: Tensor, module: nn.Module) -> bool:
     """Whether `module` only infers: evaluation mode, no autograd, and nothing that intercepts the reference implementations.
 
     Subclasses of Tensor, transforms of torch.func and modes, such as FlopCounterMode, do so.
     """
-    is_inferring = not module.training and not torch.is_grad_enabled()
-    return is_inferring and type(x) in (torch.Tensor, torch.nn.Parameter) and not _is_intercepted()
+    if module.training or torch.is_grad_enabled():
+        return False
+    return type(x) in (Tensor, nn.Parameter) and not _is_intercepted()
 
 
 def _is_intercepted() -> bool:
@@ -68,12 +69,16 @@ def has_own_hooks(module: nn.Module) -> bool:
     return bool(hooks) or "forward" in module.__dict__
 
 
-def choose_product(dtype: torch.dtype, num_rows: int) -> Callable[..., torch.Tensor]:
+def choose_product(dtype: torch.dtype, num_rows: int) -> Callable[..., Tensor]:
     """The fastest function of (x, weight, bias) for a product of `num_rows` rows on this CPU."""
     return multiply_by_onednn if onednn_is_best(dtype, num_rows) else F.linear
 
 
-def linear(layer: nn.Module, x: torch.Tensor, multiply: Callable[..., torch.Tensor] | None) -> torch.Tensor:
+def linear(
+    layer: nn.Module,
+    x: Tensor,
+    multiply: Callable[..., Tensor] | None,
+) -> Tensor:
     """layer(x), by the library that was chosen.
 
     Args:
@@ -81,16 +86,24 @@ def linear(layer: nn.Module, x: torch.Tensor, multiply: Callable[..., torch.Tens
         x: (T, in); the result is (T, out).
         multiply: Result of `choose_product`, or None to call the layer.
     """
-    is_ours = isinstance(layer, InferenceLinear)
-    is_ordinary = is_ours or (type(layer) is nn.Linear and type(layer.weight) is nn.Parameter)
-    if multiply is None or not is_ordinary or is_hooked(layer) or torch.is_autocast_enabled("cpu"):
+    if multiply is None or is_hooked(layer) or torch.is_autocast_enabled("cpu") or not len(x):
         return layer(x)
-    if x.dtype != (layer.dtype if is_ours else layer.weight.dtype) or not len(x):
-        return layer(x)
-    return layer.multiply(x) if is_ours else multiply(x, layer.weight, layer.bias)
+    if isinstance(layer, InferenceLinear) and x.dtype == layer.dtype:
+        return layer.multiply(x)
+    if is_plain(layer) and x.dtype == layer.weight.dtype:
+        return multiply(x, layer.weight, layer.bias)
+    return layer(x)
 
 
-def in_few_shapes(multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+def is_plain(layer: nn.Module) -> bool:
+    """Whether it is a linear layer of torch, without adapters or quantized weights."""
+    return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
+
+
+def in_few_shapes(
+    multiply: Callable[[Tensor], Tensor],
+    x: Tensor,
+) -> Tensor:
     """multiply(x), computed for one of few numbers of rows: some rows of x are computed twice.
 
     oneDNN compiles a program of about 0.5 MB for each number of rows and each shape of a layer, and torch keeps 1,024 of them.
@@ -101,13 +114,33 @@ def in_few_shapes(multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Ten
         x: (T, in). Above `EXACT_ROWS`, R has 16 values between two powers of two, at most T + T / 16.
     """
     num_rows = len(x)
-    num_more = -num_rows % (1 << (num_rows - 1).bit_length() - 5) if num_rows > EXACT_ROWS else 0
-    return multiply(torch.cat((x, x[:num_more])))[:num_rows] if num_more else multiply(x)
+    step = 1
+    if num_rows > EXACT_ROWS:
+        step = 1 << (num_rows - 1).bit_length() - 5
+    num_more = -num_rows % step
+    if not num_more:
+        return multiply(x)
+    return multiply(torch.cat((x, x[:num_more])))[:num_rows]
 
 
-def multiply_by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def multiply_by_onednn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
     """x (T, in) times the transpose of `weight` (out, in), plus the bias; the weight may be in oneDNN's order."""
     return in_few_shapes(lambda rows: TORCH.onednn_linear(rows, weight, bias, "none", [], ""), x)
+
+
+def check_conversion(
+    fn: Callable[[Tensor], Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Raise ValueError if `fn`, which nn.Module applies to all tensors, converts or moves those of an inference copy."""
+    changed = fn(torch.empty(0, dtype=dtype, device=device))
+    if (changed.dtype, changed.device) != (dtype, device):
+        raise ValueError(f"an inference copy cannot be converted to {changed.dtype} on {changed.device}; {COPY_REMEDY}")
 
 
 class InferenceLinear(nn.Module):
@@ -115,27 +148,34 @@ class InferenceLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype):
         super().__init__()
-        self.in_features, self.out_features, self.dtype = layer.in_features, layer.out_features, dtype
+        self.in_features = layer.in_features
+        self.out_features = layer.out_features
+        self.dtype = dtype
         self.store(layer.weight.detach().to(dtype))
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().to(dtype, copy=True))
+        bias = layer.bias
+        if bias is not None:
+            bias = bias.detach().to(dtype, copy=True)
+        self.register_buffer("bias", bias)
 
-    def store(self, weight: torch.Tensor) -> None:
+    def store(self, weight: Tensor) -> None:
         """Keep a matrix (out, in)."""
         is_on_cpu = weight.device.type == "cpu"
-        is_packed = is_on_cpu and TORCH.onednn_reorder is not None and onednn_is_best(weight.dtype, num_rows=1)
-        self.register_buffer("weight", TORCH.onednn_reorder(weight) if is_packed else weight.clone())
+        if is_on_cpu and TORCH.onednn_reorder is not None and onednn_is_best(weight.dtype, num_rows=1):
+            weight = TORCH.onednn_reorder(weight)
+        else:
+            weight = weight.clone()
+        self.register_buffer("weight", weight)
 
     @torch.compiler.disable
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """(..., in) to (..., out), in the dtype of nn.Linear; the backward pass raises an error."""
         if is_tracing(x) and not is_capturing(x):
             raise ValueError(f"an inference copy cannot be traced or exported; {COPY_REMEDY}")
         rows = x.flatten(0, -2).to(self.dtype)
         out = _WithoutGradient.apply(rows, self) if len(rows) else rows.new_empty(0, self.out_features)
-        dtype = torch.get_autocast_dtype(x.device.type) if is_autocast_on(x.device) else self.dtype
-        return out.unflatten(0, x.shape[:-1]).to(dtype)
+        return out.unflatten(0, x.shape[:-1]).to(product_dtype(rows))
 
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         """(T, in) to (T, out)."""
         if not self.weight.is_mkldnn:
             return F.linear(x, self.weight, self.bias)
@@ -145,9 +185,7 @@ class InferenceLinear(nn.Module):
 
     def _apply(self, fn, *args, **kwargs):
         """As in nn.Module, which calls it to convert and to move all tensors; refuses both."""
-        changed = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device))
-        if (changed.dtype, changed.device) != (self.dtype, self.weight.device):
-            raise ValueError(f"a layer of an inference copy cannot be converted or moved; {COPY_REMEDY}")
+        check_conversion(fn, self.dtype, self.weight.device)
         return self
 
     def extra_repr(self) -> str:
@@ -167,9 +205,10 @@ class Int8Linear(InferenceLinear):
     a 7-bit number in 16 bits, and those of two 8-bit numbers would saturate.
     """
 
-    def store(self, weight: torch.Tensor) -> None:
+    def store(self, weight: Tensor) -> None:
         """Keep a float32 matrix (out, in) as integers in -63 to 63."""
-        scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 63
+        largest = weight.abs().amax(1)
+        scale = largest.clamp(min=torch.finfo(torch.float32).tiny) / 63
         rounded = (weight / scale[:, None]).round()
         self.register_buffer("weight", TORCH.onednn_int8_prepack(rounded.to(torch.int8), None))
         # A row x is stored as the uint8 numbers 127 * x / largest + 128; the offset takes back what 128 adds to the product.
@@ -177,16 +216,18 @@ class Int8Linear(InferenceLinear):
         self.register_buffer("offset", -128 * rounded.sum(1) * self.scale)
         self.register_buffer("zero_points", torch.zeros(len(scale), dtype=torch.int64))
 
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         """As `InferenceLinear.multiply`."""
         return in_few_shapes(self._multiply, x)
 
     def _multiply(self, x):
         largest = x.abs().amax(-1, keepdim=True)
         # + 0.5, because the conversion to an integer rounds down. From float32 to uint8 directly, it is several times slower.
-        rows = torch.add(_scalar(128.5), x / largest, alpha=127).to(torch.int32).to(torch.uint8)
-        options = self.offset, 1.0, 0, torch.float32, "none", [], ""
-        out = TORCH.onednn_int8_linear(rows, 1.0, 0, self.weight, self.scale, self.zero_points, *options)
+        rows = torch.add(_scalar(128.5), x / largest, alpha=127)
+        rows = rows.to(torch.int32).to(torch.uint8)
+        weight = self.weight, self.scale, self.zero_points
+        options = 1.0, 0, torch.float32, "none", [], ""
+        out = TORCH.onednn_int8_linear(rows, 1.0, 0, *weight, self.offset, *options)
         return out.mul_(largest)
 
 
@@ -203,18 +244,22 @@ class _WithoutGradient(torch.autograd.Function):
         raise ValueError(f"an inference copy has no gradients; to train, {COPY_REMEDY}")
 
 
-def rms_norm(x_TD: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
+def rms_norm(x_TD: Tensor, norm: nn.RMSNorm) -> Tensor:
     """norm(x) in fp32, rounded once, at the end."""
     wide_TD = x_TD.float()
     length = torch.linalg.vector_norm(wide_TD, dim=-1, keepdim=True)
-    scale = torch.addcmul(_scalar(norm.eps), length, length, value=1 / x_TD.shape[-1]).rsqrt_()
+    mean_square = torch.addcmul(_scalar(norm.eps), length, length, value=1 / x_TD.shape[-1])
+    scale = mean_square.rsqrt_()
     out_TD = wide_TD * scale if wide_TD is x_TD else wide_TD.mul_(scale)
     return out_TD.mul_(norm.weight.float()).to(norm.weight.dtype)
 
 
 def tiled_attention(
-    q_THK: torch.Tensor, k_THK: torch.Tensor, v_THK: torch.Tensor, lengths: tuple[int, ...]
-) -> torch.Tensor:
+    q_THK: Tensor,
+    k_THK: Tensor,
+    v_THK: Tensor,
+    lengths: tuple[int, ...],
+) -> Tensor:
     """Attention within each sequence, in both directions, block by block: softmax(q k^T / sqrt(K)) v.
 
     The reference implementation is `scaled_dot_product_attention`. This kernel scales the scores by log2(e) and computes 2^s,
@@ -229,12 +274,13 @@ def tiled_attention(
         (T, H, K), contiguous.
     """
     out_THK = torch.empty(q_THK.shape, dtype=q_THK.dtype, device=q_THK.device)
-    tensors_HTK = *(x.transpose(0, 1).contiguous() for x in (q_THK, k_THK, v_THK)), out_THK.transpose(0, 1)
+    inputs_HTK = [x.transpose(0, 1).contiguous() for x in (q_THK, k_THK, v_THK)]
+    tensors_HTK = [*inputs_HTK, out_THK.transpose(0, 1)]
     if len(set(lengths)) == 1:  # sequences of equal length form a batch
         _attend_batch(*(x.unflatten(1, (-1, lengths[0])) for x in tensors_HTK))
-    else:
-        for sequence in zip(*(x.split(lengths, dim=1) for x in tensors_HTK)):
-            _attend_batch(*(x[:, None] for x in sequence))
+        return out_THK
+    for sequence in zip(*(x.split(lengths, dim=1) for x in tensors_HTK)):
+        _attend_batch(*(x[:, None] for x in sequence))
     return out_THK
 
 
@@ -253,12 +299,18 @@ def _attend_batch(q_HNLK, k_HNLK, v_HNLK, out_HNLK):
     scale = math.log2(math.e) / math.sqrt(width)
     for n in range(0, num_sequences, sequences):
         for h in range(0, num_heads, heads):
-            q, k, v, out = (x[h : h + heads, n : n + sequences] for x in (q_HNLK, k_HNLK, v_HNLK, out_HNLK))
-            k_BLK, v_BLK = k.flatten(0, 1), v.flatten(0, 1)
-            for r in range(0, length, rows):
-                weights, total = _weights(q[:, :, r : r + rows].flatten(0, 1), k_BLK, scale)
-                mixed = torch.bmm(weights, v_BLK)
-                torch.div(*(x.unflatten(0, q.shape[:2]) for x in (mixed, total)), out=out[:, :, r : r + rows])
+            part = slice(h, h + heads), slice(n, n + sequences)
+            q, k, v, out = q_HNLK[part], k_HNLK[part], v_HNLK[part], out_HNLK[part]
+            _attend_part(q, k, v, out, rows, scale)
+
+
+def _attend_part(q_HNLK, k_HNLK, v_HNLK, out_HNLK, rows, scale):
+    """Write the attention of some heads of some sequences to `out_HNLK`, from blocks of `rows` queries."""
+    k_BLK, v_BLK = k_HNLK.flatten(0, 1), v_HNLK.flatten(0, 1)
+    for q, out in zip(q_HNLK.split(rows, 2), out_HNLK.split(rows, 2)):
+        weights, total = _weights(q.flatten(0, 1), k_BLK, scale)
+        mixed = torch.bmm(weights, v_BLK).unflatten(0, q.shape[:2])
+        torch.div(mixed, total.unflatten(0, q.shape[:2]), out=out)
 
 
 def _weights(q_BMK, k_BLK, scale):
@@ -270,8 +322,10 @@ def _weights(q_BMK, k_BLK, scale):
     smallest, largest = total.aminmax()
     if not (smallest.item() > 2.0**-100 and largest.item() < 2.0**100):
         # Only in the matrices that need it, so that a sequence does not depend on other sequences of the batch.
-        needs_shift = ~((total > 2.0**-100) & (total < 2.0**100)).flatten(1).all(1)
+        is_precise = (total > 2.0**-100) & (total < 2.0**100)
+        needs_shift = ~is_precise.flatten(1).all(1)
         shifted = score()[needs_shift]
-        weights[needs_shift] = shifted.sub_(shifted.amax(-1, keepdim=True)).exp2_()
+        largest_score = shifted.amax(-1, keepdim=True)
+        weights[needs_shift] = shifted.sub_(largest_score).exp2_()
         total = weights.sum(-1, keepdim=True)
     return weights, total

@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from .layout_neobert import SequenceLayout
+from .machine_neobert import widen
 
 LOSS_CHUNK = 1024  # labels whose logits are in memory together: 125 MB in fp32 with a vocabulary of 30,522
 IGNORE_INDEX = -100  # labels with this value are ignored, as everywhere in PyTorch
@@ -20,27 +22,38 @@ ELEMENTWISE_LOSSES = {
 }
 
 
-def mean_loss(losses: torch.Tensor, num_items: torch.Tensor | int, num_items_in_batch=None) -> torch.Tensor:
+def mean_loss(
+    losses: Tensor,
+    num_items: Tensor | int,
+    num_items_in_batch=None,
+) -> Tensor:
     """Sum of the losses divided by `num_items_in_batch` if given, else by `num_items`; zero without items."""
     count = num_items if num_items_in_batch is None else num_items_in_batch
+    if not isinstance(count, Tensor):
+        count = torch.tensor(count, device="cpu")
+    count = count.clamp(min=1)
     # A number on the CPU can divide a tensor on any device; copying it to the device would make the host wait.
-    count = (count if isinstance(count, torch.Tensor) else torch.tensor(count, device="cpu")).clamp(min=1)
-    return losses.sum() / (count if count.device.type == "cpu" else count.to(losses.device))
+    if count.device.type != "cpu":
+        count = count.to(losses.device)
+    return losses.sum() / count
 
 
-def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    num_items_in_batch=None,
+) -> Tensor:
     """Mean cross-entropy over the labels that are not -100, in fp32 or fp64; logits (M, C), labels (M,)."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    losses = F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORE_INDEX)
+    losses = F.cross_entropy(widen(logits), labels, reduction="none", ignore_index=IGNORE_INDEX)
     return mean_loss(losses, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
 
 
 def cross_entropy_in_chunks(
-    decode: Callable[[torch.Tensor], torch.Tensor],
-    hidden_MD: torch.Tensor,
-    labels: torch.Tensor,
+    decode: Callable[[Tensor], Tensor],
+    hidden_MD: Tensor,
+    labels: Tensor,
     num_items_in_batch=None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """`cross_entropy(decode(hidden_MD), labels)` for labels (M,) without -100, with one chunk of logits in memory at a time.
 
     The backward pass computes the logits of each chunk again; on masked tokens this takes 2 % of a training step.
@@ -52,8 +65,7 @@ def cross_entropy_in_chunks(
     def sum_losses(hidden, labels):
         logits = decode(hidden)
         num_correct = (logits.detach().argmax(-1) == labels).sum()
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        return F.cross_entropy(logits, labels, reduction="sum"), num_correct
+        return F.cross_entropy(widen(logits), labels, reduction="sum"), num_correct
 
     chunks = list(zip(hidden_MD.split(LOSS_CHUNK), labels.split(LOSS_CHUNK)))
     if len(chunks) == 1:
@@ -64,7 +76,12 @@ def cross_entropy_in_chunks(
     return mean_loss(losses, labels.numel(), num_items_in_batch), num_correct.sum()
 
 
-def classification_loss(config, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
+def classification_loss(
+    config,
+    logits: Tensor,
+    labels: Tensor,
+    num_items_in_batch=None,
+) -> Tensor:
     """Loss of sequence classification by `config.problem_type`; if it is None, the first labels determine it.
 
     Args:
@@ -77,28 +94,38 @@ def classification_loss(config, logits: torch.Tensor, labels: torch.Tensor, num_
     """
     problem_type = config.problem_type
     if problem_type is None:
-        is_single = not labels.is_floating_point() and labels.ndim == 1
-        problem_type = "single_label_classification" if is_single else "multi_label_classification"
-        problem_type = "regression" if config.num_labels == 1 else problem_type
+        problem_type = _problem_type_of(labels, config.num_labels)
     is_single = problem_type == "single_label_classification"
     if not is_single and problem_type not in ELEMENTWISE_LOSSES:
         kinds = ", ".join(("single_label_classification", *ELEMENTWISE_LOSSES))
         raise ValueError(f"problem_type={problem_type!r} is not one of {kinds}")
     if is_single:
         check_labels(labels, logits.shape[:1], "one class id for each sequence")
-    else:
-        labels = labels[:, None] if config.num_labels == 1 and labels.ndim == 1 else labels
-        check_labels(labels, logits.shape, f"{config.num_labels} values for each sequence")
-    config.problem_type = problem_type  # set only after the labels were checked
-    if is_single:
+        config.problem_type = problem_type  # set only after the labels were checked
         return cross_entropy(logits, labels, num_items_in_batch)
-    loss = ELEMENTWISE_LOSSES[problem_type]
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    losses = loss(logits, labels.to(logits.dtype), reduction="none")
+    if config.num_labels == 1 and labels.ndim == 1:
+        labels = labels[:, None]
+    check_labels(labels, logits.shape, f"{config.num_labels} values for each sequence")
+    config.problem_type = problem_type
+    logits = widen(logits)
+    losses = ELEMENTWISE_LOSSES[problem_type](logits, labels.to(logits.dtype), reduction="none")
     return mean_loss(losses, labels.numel(), num_items_in_batch)
 
 
-def span_loss(logits: tuple, positions: tuple, is_real_BL: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
+def _problem_type_of(labels, num_labels):
+    if num_labels == 1:
+        return "regression"
+    if labels.is_floating_point() or labels.ndim > 1:
+        return "multi_label_classification"
+    return "single_label_classification"
+
+
+def span_loss(
+    logits: tuple,
+    positions: tuple,
+    is_real_BL: Tensor,
+    num_items_in_batch=None,
+) -> Tensor:
     """Mean of the cross-entropies of start and end position.
 
     Args:
@@ -113,22 +140,24 @@ def span_loss(logits: tuple, positions: tuple, is_real_BL: torch.Tensor, num_ite
         check_labels(columns, (num_rows,), "one column for each row")
         in_row = columns.clamp(0, num_columns - 1)
         is_answer = (columns == in_row) & is_real_BL.gather(1, in_row[:, None])[:, 0]
-        losses.append(cross_entropy(logits_BL, columns.masked_fill(~is_answer, IGNORE_INDEX), num_items_in_batch))
+        labels = columns.masked_fill(~is_answer, IGNORE_INDEX)
+        losses.append(cross_entropy(logits_BL, labels, num_items_in_batch))
     return sum(losses) / 2
 
 
-def check_labels(labels: torch.Tensor, shape: tuple[int, ...], meaning: str) -> None:
+def check_labels(labels: Tensor, shape: tuple[int, ...], meaning: str) -> None:
     """Raise ValueError if `labels` does not have `shape`; `meaning` says what one label stands for."""
     if tuple(labels.shape) != tuple(shape):
         raise ValueError(f"labels have shape {tuple(labels.shape)}, expected {tuple(shape)}: {meaning}")
 
 
-def flatten_labels(labels_BL: torch.Tensor, layout: SequenceLayout) -> torch.Tensor:
+def flatten_labels(labels_BL: Tensor, layout: SequenceLayout) -> Tensor:
     """(T,) labels on the flat axis; labels at padding are removed, or ignored where the layout keeps padding."""
     check_labels(labels_BL, layout.shape, "one for each input token")
     return layout.flatten(labels_BL, fill=IGNORE_INDEX)
 
 
-def find_labels(labels_BL: torch.Tensor, layout: SequenceLayout) -> torch.Tensor:
+def find_labels(labels_BL: Tensor, layout: SequenceLayout) -> Tensor:
     """(S,) int64, indices of the labels on the flat axis; it waits for the device, with all blocks but the last queued."""
-    return (flatten_labels(labels_BL, layout) != IGNORE_INDEX).nonzero().flatten()
+    is_label_T = flatten_labels(labels_BL, layout) != IGNORE_INDEX
+    return is_label_T.nonzero().flatten()

@@ -9,6 +9,7 @@ import os
 from types import SimpleNamespace
 
 import torch
+from torch import Tensor
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -46,7 +47,7 @@ def find_private_names() -> SimpleNamespace:
 TORCH = find_private_names()
 
 
-def is_tracing(tensor: torch.Tensor) -> bool:
+def is_tracing(tensor: Tensor) -> bool:
     """Whether tensor values cannot be read: compilation, export, torch.func, CUDA graph capture, fake and meta tensors."""
     return (
         torch.compiler.is_compiling()
@@ -58,7 +59,7 @@ def is_tracing(tensor: torch.Tensor) -> bool:
     )
 
 
-def is_capturing(tensor: torch.Tensor) -> bool:
+def is_capturing(tensor: Tensor) -> bool:
     """Whether the operations of this thread become a CUDA graph."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
@@ -75,10 +76,11 @@ def has_bf16_instructions() -> bool:
             raise ValueError(f"NEOBERT_CPU_BF16={override} is neither 0 nor 1; unset it to detect the instructions")
         return override == "1"
     capability = torch.backends.cpu.get_cpu_capability()
+    checks: tuple = ()  # an x86 processor without AVX-512 has no bf16 instructions
     if capability == "AVX512":
-        checks: tuple = (TORCH.has_avx512_bf16, TORCH.has_amx)
-    else:  # "DEFAULT" and "SVE256" are Arm; an x86 processor without AVX-512 has no bf16 instructions
-        checks = () if "AVX" in capability else (TORCH.has_onednn_bf16,)
+        checks = (TORCH.has_avx512_bf16, TORCH.has_amx)
+    elif "AVX" not in capability:  # "DEFAULT" and "SVE256" are Arm
+        checks = (TORCH.has_onednn_bf16,)
     return any(check is not None and check() for check in checks)
 
 
@@ -121,12 +123,16 @@ def best_dtype(device: str | torch.device = "cpu") -> torch.dtype:
     return torch.float32
 
 
-def attention_devices(blocks: torch.nn.ModuleList, device: torch.device) -> tuple[torch.device, ...]:
+def attention_devices(
+    blocks: torch.nn.ModuleList,
+    device: torch.device,
+) -> tuple[torch.device, ...]:
     """The device of the tokens, and those on which accelerate has placed blocks (`device_map`)."""
     # accelerate's hook, which has no public name, moves the arguments of a block to its device
     if not hasattr(blocks[0], "_hf_hook"):
         return (device,)
-    found = dict.fromkeys((device, *(next(block.parameters()).device for block in blocks)))
+    of_blocks = [next(block.parameters()).device for block in blocks]
+    found = dict.fromkeys((device, *of_blocks))
     found.pop(torch.device("meta"), None)  # offloaded blocks run on the device of the tokens
     return tuple(found)
 
@@ -141,7 +147,8 @@ def onednn_is_best(dtype: torch.dtype, num_rows: int = AVX2_ONEDNN_ROWS) -> bool
     if dtype == torch.bfloat16:
         return has_bf16_instructions() and TORCH.has_onednn_bf16 is not None and TORCH.has_onednn_bf16()
     capability = torch.backends.cpu.get_cpu_capability()
-    return dtype == torch.float32 and (capability == "AVX512" or (capability == "AVX2" and num_rows < AVX2_ONEDNN_ROWS))
+    is_faster = capability == "AVX512" or (capability == "AVX2" and num_rows < AVX2_ONEDNN_ROWS)
+    return dtype == torch.float32 and is_faster
 
 
 def has_invariant_products(dtype: torch.dtype) -> bool:
@@ -169,6 +176,13 @@ def is_autocast_on(device: torch.device) -> bool:
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
-def product_dtype(weight: torch.Tensor) -> torch.dtype:
+def product_dtype(weight: Tensor) -> torch.dtype:
     """The dtype of matrix products: that of autocast if it is on, else that of the weights."""
-    return torch.get_autocast_dtype(weight.device.type) if is_autocast_on(weight.device) else weight.dtype
+    if is_autocast_on(weight.device):
+        return torch.get_autocast_dtype(weight.device.type)
+    return weight.dtype
+
+
+def widen(x: Tensor) -> Tensor:
+    """`x` in float32, or as it is if it has float32 or more."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -40,18 +40,16 @@ from .blocks_neobert import NeoBERTAttention, NeoBERTBlock, RMSNorm, SwiGLU, nor
 from .checkpoint_neobert import (
     check_can_be_saved,
     check_encoder_is_complete,
-    check_parallel_shape,
-    check_vocabulary,
     save_code,
     set_auto_map,
     warn_of_frozen_layers,
 )
 from .configuration_neobert import NeoBERTConfig
 from .gpu_neobert import CompiledBlock  # noqa: F401
-from .inference_neobert import check_conversion, check_is_original
+from .inference_neobert import check_is_original
 from .invariant_neobert import InvariantBlock  # noqa: F401
-from .kernels_neobert import is_hooked, linear
-from .layout_neobert import Boundaries, SequenceLayout
+from .kernels_neobert import check_conversion, is_hooked, linear
+from .layout_neobert import Boundaries, SequenceLayout, check_tokens
 from .losses_neobert import (
     check_labels,
     classification_loss,
@@ -67,39 +65,19 @@ from .rotary_neobert import Rotary, rotary_table
 from .weight_files_neobert import check_names, check_weight_files, explain_damaged_file, stored_names
 
 
-def check_tokens(
-    input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, hidden_size: int, axes: str = "rows, columns"
-) -> torch.Tensor:
-    """Return `input_ids` (B, L) or `inputs_embeds` (B, L, D), whichever is given; `axes` names the axes before D.
-
-    Raises:
-        ValueError: Both or neither is given, or the shape is wrong.
-    """
-    if (input_ids is None) == (inputs_embeds is None):
-        given = "neither input_ids nor inputs_embeds" if input_ids is None else "both input_ids and inputs_embeds"
-        raise ValueError(f"{given} is given; give exactly one of them")
-    name, tokens = "input_ids", input_ids
-    if tokens is None:
-        name, tokens, axes = "inputs_embeds", inputs_embeds, f"{axes}, hidden_size={hidden_size}"
-    assert tokens is not None  # by the first check
-    if tokens.ndim != axes.count(",") + 1 or (input_ids is None and tokens.shape[-1] != hidden_size):
-        raise ValueError(f"{name} has shape {tuple(tokens.shape)}; it must be ({axes})")
-    return tokens
-
-
 @dataclass
 class NeoBERTModelOutput(BaseModelOutput):
     """Output of `NeoBERTModel`; packed, `last_hidden_state` is (T, D), or (S, D) of the tokens with the indices `tokens_S`."""
 
-    plan: ForwardPlan | Any = None  # None without `return_packed`, which heads give
-    tokens_S: torch.Tensor | None = None
+    plan: ForwardPlan | Any = None  # None without `return_packed`, which heads set
+    tokens_S: Tensor | None = None
 
 
 @dataclass
 class NeoBERTMaskedLMOutput(MaskedLMOutput):
     """Output of `NeoBERTForMaskedLM`; if logits are not kept, `num_correct` is the number of labels with the largest logit."""
 
-    num_correct: torch.Tensor | None = None
+    num_correct: Tensor | None = None
 
 
 class NeoBERTPreTrainedModel(PreTrainedModel):
@@ -129,9 +107,11 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         config_class = type(self.config)
         if config_class is NeoBERTConfig:
             return AUTO_CLASSES
-        in_file = vars(sys.modules[config_class.__module__]).values()
-        own: list = [x for x in in_file if isinstance(x, type) and getattr(x, "config_class", None) is config_class]
-        return {"AutoConfig": config_class} | {each._auto_class: each for each in own if each._auto_class}
+        found = {"AutoConfig": config_class}
+        for each in vars(sys.modules[config_class.__module__]).values():
+            if getattr(each, "config_class", None) is config_class and each._auto_class:
+                found[each._auto_class] = each
+        return found
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.base_model.encoder
@@ -141,14 +121,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module):
         """As in the paper's code: linear and embedding uniform, task heads normal, norms one, biases and padding row zero."""
-        if isinstance(module, nn.Linear):
-            if any(module is getattr(self, name, None) for name in ("dense", "classifier", "qa_outputs")):
-                nn.init.normal_(module.weight, std=self.config.classifier_init_range)
-            else:
-                bound = self.config.decoder_init_range
-                nn.init.uniform_(module.weight, -bound, bound)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+        if isinstance(module, nn.RMSNorm):
+            nn.init.ones_(module.weight)
         elif isinstance(module, nn.Embedding):
             bound = self.config.embedding_init_range
             # transformers marks loaded weights, and its own check does not see the mark on the slice below.
@@ -156,8 +130,15 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
                 nn.init.uniform_(module.weight, -bound, bound)
                 if module.padding_idx is not None:
                     nn.init.zeros_(module.weight[module.padding_idx])
-        elif isinstance(module, nn.RMSNorm):
-            nn.init.ones_(module.weight)
+        elif isinstance(module, nn.Linear):
+            bound = self.config.decoder_init_range
+            heads = [getattr(self, name, None) for name in ("dense", "classifier", "qa_outputs")]
+            if any(module is head for head in heads):
+                nn.init.normal_(module.weight, std=self.config.classifier_init_range)
+            else:
+                nn.init.uniform_(module.weight, -bound, bound)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Resolve `attn_implementation`: None is "auto"; transformers checks the names in its own registry."""
@@ -178,19 +159,20 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             ValueError: The checkpoint lacks tensors of the encoder, or half of a head layer, or has a tensor twice.
             OSError: The folder has no safetensors weights, or a file is damaged.
         """
-        if kwargs.get("use_kernels"):
-            raise ValueError("use_kernels=True replaces nothing in NeoBERT; omit it, and see inference_copy for speed")
         check_weight_files(pretrained_model_name_or_path, kwargs)
         kwargs |= {"use_safetensors": True, "output_loading_info": True}
         with explain_damaged_file(pretrained_model_name_or_path):
             model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         check_names(stored_names(pretrained_model_name_or_path, kwargs))
-        check_parallel_shape(model)
         check_encoder_is_complete(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
-        mismatched = [name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]]  # also the shapes
-        model.new_layers = frozenset(name.rpartition(".")[0] for name in [*info["missing_keys"], *mismatched])
+        new = list(info["missing_keys"])
+        for name in info["mismatched_keys"]:
+            new.append(name if isinstance(name, str) else name[0])  # also the shapes
+        model.new_layers = frozenset(name.rpartition(".")[0] for name in new)
         model.unused_tensors = frozenset(info["unexpected_keys"])
-        return (model, info) if output_loading_info else model
+        if output_loading_info:
+            return model, info
+        return model
 
     def train(self, mode: bool = True):
         """As in nn.Module; an inference copy refuses (see `inference_copy`)."""
@@ -200,7 +182,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
 
     def _apply(self, fn, *args, **kwargs):
         """As in nn.Module, which calls it to convert and to move all tensors; an inference copy refuses both."""
-        check_conversion(self, fn)
+        if self.is_inference_copy:
+            check_conversion(fn, self.dtype, self.device)
         return super()._apply(fn, *args, **kwargs)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
@@ -233,7 +216,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         super().__init__(config)
         self.encoder = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         parts = self.norm_class, self.attention_class, self.ffn_class
-        blocks = (NeoBERTBlock(config, i, *parts) for i in range(config.num_hidden_layers))
+        blocks = [NeoBERTBlock(config, index, *parts) for index in range(config.num_hidden_layers)]
         self.transformer_encoder = nn.ModuleList(blocks)
         self.layer_norm = self.norm_class(config.hidden_size, eps=config.norm_eps)
         self.post_init()
@@ -241,15 +224,15 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         output_hidden_states: bool | int | list[int] | None = None,
         output_attentions: bool | None = None,
         return_packed: bool = False,
-        select_tokens: Callable[[SequenceLayout], torch.Tensor] | None = None,
+        select_tokens: Callable[[SequenceLayout], Tensor] | None = None,
         **kwargs,
     ) -> NeoBERTModelOutput:
         """Encode padded rows, or documents packed into one row.
@@ -292,36 +275,39 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         config = self.config
         options = arguments_of(config._attn_implementation)  # transformers has no public name for it
         boundaries = Boundaries.from_arguments(type(self).__name__, {"position_ids": position_ids, **kwargs}, options)
-        if select_tokens is not None and not return_packed:
-            raise ValueError("select_tokens chooses tokens, which have no rows and columns; set return_packed=True")
-        requested = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        returned = indices_of_states(requested, len(self.transformer_encoder) + 1)
-        returns_weights = bool(config.output_attentions if output_attentions is None else output_attentions)
+        if output_hidden_states is None:
+            output_hidden_states = config.output_hidden_states
+        returned = indices_of_states(output_hidden_states, len(self.transformer_encoder) + 1)
+        if output_attentions is None:
+            output_attentions = config.output_attentions
 
-        tokens = check_tokens(input_ids, inputs_embeds, config.hidden_size)
-        plan = make_plan(self, tokens, boundaries, attention_mask, returns_weights)
+        tokens = check_tokens(input_ids, inputs_embeds)
+        plan = make_plan(self, tokens, boundaries, attention_mask, bool(output_attentions))
         x_TD, states, attentions, tokens_S = self.run_blocks(tokens, plan, returned, select_tokens)
-        if returns_weights and not attentions:
+        if output_attentions and not attentions:
             raise ValueError(f"{self.attention_class.__name__} returns no probabilities; omit output_attentions")
 
-        layout = plan.layout
-        x_BLD = layout.unflatten(x_TD) if returned is not None or not return_packed else None
+        layout, hidden_states = plan.layout, None
         if returned is not None:
+            x_BLD = layout.unflatten(x_TD)
+            hidden_states = (*states, x_BLD if len(states) in returned else None)
             x_TD = layout.flatten(x_BLD)
+        elif not return_packed:
+            x_BLD = layout.unflatten(x_TD)
+        if not return_packed:
+            return NeoBERTModelOutput(x_BLD, hidden_states, attentions or None)
         if select_tokens is not None and tokens_S is None:
             tokens_S = select_tokens(layout)
             x_TD = x_TD.index_select(0, tokens_S)
-        return NeoBERTModelOutput(
-            last_hidden_state=x_TD if return_packed else x_BLD,
-            hidden_states=(*states, x_BLD if len(states) in returned else None) if returned is not None else None,
-            attentions=attentions if returns_weights else None,
-            plan=plan if return_packed else None,
-            tokens_S=tokens_S,
-        )
+        return NeoBERTModelOutput(x_TD, hidden_states, attentions or None, plan, tokens_S)
 
     def run_blocks(
-        self, tokens: torch.Tensor, plan: ForwardPlan, returned: Container[int] | None, select_tokens: Callable | None
-    ) -> tuple[torch.Tensor, tuple, tuple, torch.Tensor | None]:
+        self,
+        tokens: Tensor,
+        plan: ForwardPlan,
+        returned: Container[int] | None,
+        select_tokens: Callable | None,
+    ) -> tuple[Tensor, tuple, tuple, Tensor | None]:
         """The residual stream from the embeddings to the last norm.
 
         Args:
@@ -333,39 +319,47 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             (T, D) after the last norm, or (S, D) of the selected tokens; the states before it, None in the place of those that
             are not returned; the probabilities; the indices (S,) of the selected tokens, None if no block has selected them.
         """
-        layout, last, tokens_S = plan.layout, self.transformer_encoder[-1], None
-        states: tuple[torch.Tensor | None, ...] = ()
-        attentions: tuple[torch.Tensor, ...] = ()
+        layout, last = plan.layout, self.transformer_encoder[-1]
+        tokens_S = None
+        states: tuple[Tensor | None, ...] = ()
+        attentions: tuple[Tensor, ...] = ()
         x_TD = self.embed(tokens, layout)
         # float64 embeddings may feed a float32 model, whose products need a float32 table
         rotary = Rotary(self.rotary_table(layout, self.encoder.weight.dtype))
         for index, block in enumerate(self.transformer_encoder):
             if returned is not None:
                 # kept only if requested, because they need much memory; the gradient must pass through them
-                states += (layout.unflatten(x_TD) if index in returned else None,)
-                x_TD = x_TD if states[-1] is None else layout.flatten(states[-1])
+                state = None
+                if index in returned:
+                    state = layout.unflatten(x_TD)
+                    x_TD = layout.flatten(state)
+                states += (state,)
             elif select_tokens is not None and block is last and not is_hooked(*block.modules(), self.layer_norm):
                 # nothing reads the states of other tokens; this may wait for the device, so the other blocks are queued before
                 tokens_S = select_tokens(layout)
-            output = block(x_TD, rotary, plan, tokens_S)
-            x_TD, *weights = output if isinstance(output, tuple) else (output,)
-            attentions += tuple(weights) if plan.need_weights else ()
+            x_TD = block(x_TD, rotary, plan, tokens_S)
+            if isinstance(x_TD, tuple):
+                x_TD, weights = x_TD
+                if plan.need_weights:
+                    attentions += (weights,)
         return normalize(self.layer_norm, x_TD, plan.is_fast), states, attentions, tokens_S
 
-    def rotary_table(self, layout: SequenceLayout, dtype: torch.dtype) -> torch.Tensor:
+    def rotary_table(self, layout: SequenceLayout, dtype: torch.dtype) -> Tensor:
         """(T, K / 2, 2), cosine and sine of the angle of each token and pair of a head (see rotary_neobert.py)."""
         return rotary_table(self.config, layout, dtype)
 
-    def embed(self, tokens: torch.Tensor, layout: SequenceLayout) -> torch.Tensor:
+    def embed(self, tokens: Tensor, layout: SequenceLayout) -> Tensor:
         """(B, L) ids or (B, L, D) embeddings to the residual stream (T, D)."""
         if tokens.ndim == 2 and is_hooked(self.encoder):  # a hook, for example NEFTune's, expects (B, L, D)
             tokens = self.encoder(tokens)
-        x_T = layout.flatten(tokens)
-        x_TD = self.encoder(x_T) if tokens.ndim == 2 else x_T
+        x_TD = layout.flatten(tokens)
+        if tokens.ndim == 2:
+            x_TD = self.encoder(x_TD)
         # In deep blocks its values exceed the range of float16. Under autocast it is always float32: FSDP2 then has bf16 weights
         # where DDP has float32 weights, and both must compute the same. Products stay in half precision.
-        is_half = x_TD.dtype == torch.float16 or (x_TD.dtype == torch.bfloat16 and is_autocast_on(x_TD.device))
-        return x_TD.float() if is_half else x_TD
+        if x_TD.dtype == torch.float16 or (x_TD.dtype == torch.bfloat16 and is_autocast_on(x_TD.device)):
+            return x_TD.float()
+        return x_TD
 
 
 # sentence-transformers reads this annotation to find `logits`.
@@ -390,12 +384,12 @@ class _HeadModel(NeoBERTPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> HeadOutput:
         """Encode, then predict; labels and output are those of the class, other arguments as in `NeoBERTModel.forward`.
@@ -413,7 +407,7 @@ class _HeadModel(NeoBERTPreTrainedModel):
         warn_of_frozen_layers(self)
         return self.model(*inputs, **kwargs, return_packed=True, return_dict=True)
 
-    def select(self, labels: torch.Tensor | None) -> Callable[[SequenceLayout], torch.Tensor] | None:
+    def select(self, labels: Tensor | None) -> Callable[[SequenceLayout], Tensor] | None:
         """`select_tokens` of `NeoBERTModel.forward`; None: the head reads all tokens."""
         return None
 
@@ -440,24 +434,26 @@ class NeoBERTForMaskedLM(_HeadModel):
 
     def select(self, labels):
         """The labelled tokens, if `config.sparse_prediction` is set."""
-        is_sparse = self.config.sparse_prediction and labels is not None and not is_tracing(labels)
-        return partial(find_labels, labels) if is_sparse else None
+        if self.config.sparse_prediction and labels is not None and not is_tracing(labels):
+            return partial(find_labels, labels)
+        return None
 
     def predict(self, outputs: NeoBERTModelOutput, labels, num_items_in_batch) -> NeoBERTMaskedLMOutput:
         """Logits and loss from the states (T, D), or (S, D) of the labelled tokens."""
-        check_vocabulary({"decoder": self.decoder}, self.config.vocab_size)
-        plan, hidden_TD, is_sparse = outputs.plan, outputs.last_hidden_state, outputs.tokens_S is not None
+        plan, hidden_TD, tokens_S = outputs.plan, outputs.last_hidden_state, outputs.tokens_S
         loss = logits = num_correct = None
         if labels is not None:
             labels = flatten_labels(labels, plan.layout)
-        if is_sparse:
-            labels = labels[outputs.tokens_S]
-        if is_sparse and self.training:
+        if tokens_S is not None:
+            labels = labels[tokens_S]
+        if tokens_S is not None and self.training:
             loss, num_correct = cross_entropy_in_chunks(self.decoder, hidden_TD, labels, num_items_in_batch)
         else:
             logits = linear(self.decoder, hidden_TD, plan.multiply)
-            loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
-        logits = logits if logits is None or is_sparse else plan.layout.unflatten(logits)
+            if labels is not None:
+                loss = cross_entropy(logits, labels, num_items_in_batch)
+        if tokens_S is None:
+            logits = plan.layout.unflatten(logits)
         return NeoBERTMaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions, num_correct)
 
 
@@ -474,9 +470,11 @@ class _PooledHead(_HeadModel):
 
     def select(self, labels):
         """The first token of each sequence, unless the head reads the mean."""
-        return None if self.config.classifier_pooling == "mean" else lambda layout: layout.first_tokens
+        if self.config.classifier_pooling == "mean":
+            return None
+        return lambda layout: layout.first_tokens
 
-    def classify(self, outputs: NeoBERTModelOutput) -> torch.Tensor:
+    def classify(self, outputs: NeoBERTModelOutput) -> Tensor:
         """Logits (N, C) from the states (T, D) for the mean, else (N, D)."""
         pooled_ND = outputs.last_hidden_state
         if outputs.tokens_S is None:
@@ -498,8 +496,9 @@ class NeoBERTForSequenceClassification(_PooledHead):
 
     def predict(self, outputs: NeoBERTModelOutput, labels, num_items_in_batch) -> SequenceClassifierOutput:
         """Logits and loss."""
-        logits = self.classify(outputs)
-        loss = None if labels is None else classification_loss(self.config, logits, labels, num_items_in_batch)
+        logits, loss = self.classify(outputs), None
+        if labels is not None:
+            loss = classification_loss(self.config, logits, labels, num_items_in_batch)
         return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
@@ -515,28 +514,23 @@ class NeoBERTForMultipleChoice(_PooledHead):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> MultipleChoiceModelOutput:
         """Score the choices of each question; `token_type_ids` are ignored."""
-        tokens = check_tokens(input_ids, inputs_embeds, self.config.hidden_size, "rows, choices, columns")
+        tokens = check_tokens(input_ids, inputs_embeds, "rows, choices, columns")
         num_rows, num_choices = tokens.shape[:2]
         inputs = input_ids, attention_mask, position_ids, inputs_embeds
         # position_ids of shape (L,) or (1, L) are the same for all rows
-        rows = (x.flatten(0, 1) if x is not None and x.ndim > 2 else x for x in inputs)
+        rows = [x if x is None or x.ndim < 3 else x.flatten(0, 1) for x in inputs]
         outputs = self.encode(*rows, select_tokens=self.select(labels), **kwargs)
-        logits, loss = self.classify(outputs), None
-        if len(logits) != num_rows * num_choices:
-            raise ValueError(
-                f"the input has {len(logits)} sequences for {num_rows} x {num_choices} choices; give each choice as one row"
-            )
-        logits = logits.view(num_rows, num_choices)
+        logits, loss = self.classify(outputs).view(num_rows, num_choices), None
         if labels is not None:
             check_labels(labels, (num_rows,), "the index of the correct choice for each question")
             loss = cross_entropy(logits, labels, num_items_in_batch)
@@ -577,13 +571,13 @@ class NeoBERTForQuestionAnswering(_HeadModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        start_positions: torch.Tensor | None = None,
-        end_positions: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> QuestionAnsweringModelOutput:
         """Find the answer; other arguments as in `NeoBERTModel.forward`.
@@ -601,11 +595,11 @@ class NeoBERTForQuestionAnswering(_HeadModel):
         outputs = self.encode(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
         layout, loss = outputs.plan.layout, None
         ends_T2 = self.qa_outputs(outputs.last_hidden_state)
-        start_BL, end_BL = layout.unflatten(ends_T2, fill=torch.finfo(ends_T2.dtype).min).unbind(-1)
+        lowest = torch.finfo(ends_T2.dtype).min
+        start_BL, end_BL = layout.unflatten(ends_T2, fill=lowest).unbind(-1)
         if start_positions is not None and end_positions is not None:
-            if len(layout.first_tokens) != layout.shape[0]:
-                raise ValueError("start_positions and end_positions need padded rows, but the input is packed; pad it")
-            is_real_BL = layout.unflatten(torch.ones_like(ends_T2[:, 0], dtype=torch.bool), fill=False)
+            is_real_T = torch.ones_like(ends_T2[:, 0], dtype=torch.bool)
+            is_real_BL = layout.unflatten(is_real_T, fill=False)
             loss = span_loss((start_BL, end_BL), (start_positions, end_positions), is_real_BL, num_items_in_batch)
         ends = start_BL.contiguous(), end_BL.contiguous()
         return QuestionAnsweringModelOutput(loss, *ends, outputs.hidden_states, outputs.attentions)

@@ -6,13 +6,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from .attention_neobert import additive, make_dense_mask
 from .backends_neobert import Situation, choose_backend, find_backend
 from .kernels_neobert import SHORTEST_TILED, choose_product, runs_fast
-from .layout_neobert import NO_BOUNDARIES, Boundaries, SequenceLayout, make_layout, warn_of_length
+from .layout_neobert import NO_BOUNDARIES, Boundaries, SequenceLayout, is_4d, make_layout, warn_of_length
 from .machine_neobert import attention_devices, is_tracing, product_dtype, warn_of_slow_bf16
 
 
@@ -32,7 +32,7 @@ class ForwardPlan(NamedTuple):
     layout: SequenceLayout
     backend: str
     mask: Any = None
-    multiply: Callable[..., torch.Tensor] | None = None
+    multiply: Callable[..., Tensor] | None = None
     need_weights: bool = False
     options: dict[str, Any] = {}
 
@@ -62,9 +62,9 @@ def _is_masked(backend):
 
 def make_plan(
     encoder: nn.Module,
-    tokens: torch.Tensor,
+    tokens: Tensor,
     boundaries: Boundaries = NO_BOUNDARIES,
-    attention_mask: torch.Tensor | None = None,
+    attention_mask: Tensor | None = None,
     need_weights: bool = False,
 ) -> ForwardPlan:
     """Choose the layout, the attention backend with its mask, and the kernels of one forward.
@@ -86,17 +86,18 @@ def make_plan(
     devices = attention_devices(encoder.transformer_encoder, tokens.device)
     dtype, is_fast = product_dtype(weight), runs_fast(weight, encoder)
     implementation, can_read_values = config._attn_implementation, not is_tracing(tokens)
-    mask_4d = attention_mask if attention_mask is not None and attention_mask.ndim == 4 else None
-    has_boundaries = len(boundaries.cu_seq_lens) > 0  # torch 2.11 cannot compile bool(a dict)
+    has_boundaries = boundaries.cu_seq_lens is not None
     runs_packed = implementation == "auto" or "packed" in find_backend(implementation).layouts
-    can_pack = config.unpad_inputs and mask_4d is None and not need_weights and runs_packed
-    can_pack = can_pack and (can_read_values or has_boundaries)
-    for is_packed in (True, False) if can_pack else (False,):
+    can_pack = config.unpad_inputs and runs_packed and not is_4d(attention_mask) and not need_weights
+    forms = [False]
+    if can_pack and (can_read_values or has_boundaries):  # packing needs the boundaries, on the host or on the device
+        forms = [True, False]
+    for is_packed in forms:
         situation = Situation(devices, dtype, config.head_dim, is_packed, is_fast)
         backend = choose_backend(implementation, situation, need_weights)
         reads_on_device = is_packed and has_boundaries and find_backend(backend).reads_boundaries
         if can_read_values or reads_on_device:
-            break  # packing needs the boundaries, on the host or on the device
+            break
     is_masked = _is_masked(backend)
     if not is_masked and (attention_mask is not None or has_boundaries or boundaries.seq_idx is not None):
         raise ValueError(
@@ -112,20 +113,33 @@ def make_plan(
         warn_of_length(layout, config.max_position_embeddings)
     if backend == "cpu_tiled" and layout.max_length < SHORTEST_TILED:  # type: ignore[operator]  # packed: it is known
         backend = "sdpa"
-    row = find_backend(backend)
-    if is_packed:
-        mask = row.make_mask and row.make_mask(layout, dtype, is_fast)
-    else:
-        mask = make_dense_mask(layout, mask_4d) if is_masked else None
-        mask = additive(mask, dtype) if row.attend is None and mask is not None else mask
-    is_fast = is_fast and backend in ("sdpa", "cpu_tiled")
-    multiply = choose_product(dtype, len(layout.position_ids)) if is_fast else None
+    mask = multiply = None
+    if is_masked:
+        mask = _make_mask(backend, layout, attention_mask, dtype, is_fast)
+    if is_fast and backend in ("sdpa", "cpu_tiled"):
+        multiply = choose_product(dtype, len(layout.position_ids))
     return ForwardPlan(layout, backend, mask, multiply, need_weights, boundaries.options)
 
 
-def indices_of_states(requested: bool | int | list[int] | None, num_states: int) -> range | set[int] | None:
+def _make_mask(backend, layout, attention_mask, dtype, is_fast):
+    """The mask that a backend reads; a registered function reads numbers to add to the scores."""
+    row = find_backend(backend)
+    if layout.is_packed:
+        return row.make_mask and row.make_mask(layout, dtype, is_fast)
+    mask = make_dense_mask(layout, attention_mask)
+    if row.attend is None and mask is not None:
+        mask = additive(mask, dtype)
+    return mask
+
+
+def indices_of_states(
+    requested: bool | int | list[int] | None,
+    num_states: int,
+) -> range | set[int] | None:
     """Indices of the hidden states to return, which may count from the end in `requested`; None if it asks for no states."""
-    if not requested or requested is True:
-        return range(num_states) if requested else None
+    if requested is True:
+        return range(num_states)
+    if not requested:
+        return None
     indices = [requested] if isinstance(requested, int) else requested
     return {index % num_states for index in indices if -num_states <= index < num_states}

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 
 
-def check_weight_files(source: str | os.PathLike | None, options: dict[str, Any]) -> None:
+def check_weight_files(
+    source: str | os.PathLike | None,
+    options: dict[str, Any],
+) -> None:
     """Refuse pickled weights, which can execute any code when they are loaded, and weight files outside the folder.
 
     `source` and `options` are the arguments of `from_pretrained`. Only a local folder is searched: the files of a Hub id are
@@ -29,8 +31,9 @@ def check_weight_files(source: str | os.PathLike | None, options: dict[str, Any]
                 "checkpoint in safetensors"
             )
     folder = Path(source or "", options.get("subfolder") or "")
-    # Reading a pipe would wait for ever.
-    files = sorted(file for file in folder.iterdir() if file.is_file()) if source and folder.is_dir() else []
+    files: list[Path] = []
+    if source and folder.is_dir():
+        files = sorted(file for file in folder.iterdir() if file.is_file())  # reading a pipe would wait for ever
     pickles = [file for file in files if "model" in file.name and file.suffix in (".bin", ".pt", ".pth", ".ckpt")]
     if pickles and not any(file.suffix == ".safetensors" for file in files):
         raise OSError(
@@ -79,39 +82,43 @@ def check_names(stored: Iterable[tuple[str, str]]) -> None:
     Raises:
         ValueError: Two of the names in `stored`, each with its file, are those of one tensor.
     """
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for name, file in stored:
         other, other_file = found.setdefault(canonical_name(name), (name, file))
         if (other, other_file) != (name, file):
-            place = "" if file == other_file else f" of {other_file}"
             raise ValueError(
-                f"{file} holds {name}, which is the same tensor as {other}{place}; remove one of them, or rename it if a class "
-                "of yours holds both"
+                f"{file} holds {name}, which is the same tensor as {other} of {other_file}; remove one of them, or rename it if "
+                "a class of yours holds both"
             )
 
 
-def stored_names(source: str | os.PathLike | None, options: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Name the tensors that `from_pretrained` has loaded from files, each with its file; arguments as in `check_weight_files`."""
+def stored_names(
+    source: str | os.PathLike | None,
+    options: dict[str, Any],
+) -> Iterator[tuple[str, str]]:
+    """Name the tensors that `from_pretrained` reads from a local folder, each with its file.
+
+    `source` and `options` are its arguments. None are named of a Hub id, or of a folder that holds an adapter only.
+    """
     if source is None or options.get("state_dict") is not None:
         return
+    folder = Path(source, options.get("subfolder") or "")
     variant = f".{options['variant']}" if options.get("variant") else ""
-    for name in (f"model{variant}.safetensors", f"model.safetensors.index{variant}.json"):
-        name = os.path.join(options.get("subfolder") or "", name)
-        file = os.path.join(source, name)
-        if not os.path.isdir(source):
-            file = try_to_load_from_cache(str(source), name, options.get("cache_dir"), options.get("revision"))
-        if isinstance(file, str) and os.path.isfile(file):
-            break
-    else:
-        return  # transformers has found them elsewhere: the base model of an adapter
-    shards = sorted(set(read_index(file).values())) if file.endswith(".json") else [os.path.basename(file)]
-    for shard in (os.path.join(os.path.dirname(file), name) for name in shards):
-        with safe_open(shard, "np") as tensors:
-            yield from ((name, shard) for name in tensors.keys())  # noqa: SIM118  (it is no dict)
+    index = folder / f"model.safetensors.index{variant}.json"
+    files = [folder / f"model{variant}.safetensors"]
+    if not files[0].exists() and index.exists():
+        files = [folder / name for name in sorted(set(read_index(index).values()))]
+    for file in files:
+        if file.exists():
+            with safe_open(file, "np") as tensors:
+                yield from ((name, str(file)) for name in tensors.keys())  # noqa: SIM118  (it is no dict)
 
 
 @contextmanager
-def explain_damaged_file(source: str | os.PathLike, remedy: str = "download or copy it again") -> Iterator[None]:
+def explain_damaged_file(
+    source: str | os.PathLike,
+    remedy: str = "download or copy it again",
+) -> Iterator[None]:
     """Convert a SafetensorError into an OSError that names `source` and the solution."""
     try:
         yield

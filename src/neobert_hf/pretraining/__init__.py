@@ -9,9 +9,7 @@ NAMES_OF = {
     "arguments": ("CorpusArguments", "PretrainingArguments"),
     "collators": ("PackedMLMCollator",),
     "corpus": ("Corpus",),
-    "documents": ("Documents", "Selection", "verify_documents"),
-    "flops": ("training_flops",),
-    "held_out": ("held_out_losses",),
+    "documents": ("Documents", "Selection"),
     "optimizers": ("muon",),
     "packing": ("MixedRows", "PackedRows", "PackedStream"),
     "plans": ("PackingPlan", "PackingSettings", "make_packing_plan", "read_packing_plan", "write_packing_plan"),
@@ -28,9 +26,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from .arguments import CorpusArguments as CorpusArguments, PretrainingArguments as PretrainingArguments
     from .collators import PackedMLMCollator as PackedMLMCollator
     from .corpus import Corpus as Corpus
-    from .documents import Documents as Documents, Selection as Selection, verify_documents as verify_documents
-    from .flops import training_flops as training_flops
-    from .held_out import held_out_losses as held_out_losses
+    from .documents import Documents as Documents, Selection as Selection
     from .optimizers import muon as muon
     from .packing import MixedRows as MixedRows, PackedRows as PackedRows, PackedStream as PackedStream
     from .plans import (

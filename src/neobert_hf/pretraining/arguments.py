@@ -109,7 +109,8 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
     prediction_loss_only: bool = True  # the trainer counts correct tokens itself
 
     def __post_init__(self):
-        if self.phase not in (1, 2) or (self.phase == 2) != bool(self.init_from):
+        num_phases = 2 if self.init_from else 1
+        if self.phase != num_phases:
             raise ValueError(
                 f"phase={self.phase} and init_from={self.init_from!r}: phase 2 requires init_from, phase 1 refuses it"
             )
@@ -118,10 +119,6 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
             raise ValueError("config_overrides has no effect in phase 2, which loads the model of init_from")
         if self.lr_scheduler_type != "linear":  # the default of TrainingArguments
             raise ValueError(f"lr_scheduler_type={self.lr_scheduler_type!r} has no effect; choose the schedule instead")
-        if self.label_smoothing_factor:
-            raise ValueError("label_smoothing_factor: the loss of masked language modelling has none; leave it out")
-        if self.ignore_data_skip and not self.resume_inexactly:
-            raise ValueError("ignore_data_skip repeats rows after a resume; give resume_inexactly true too")
         recipe = self.to_recipe()
         if recipe.optimizer != "adamw":
             self.refuse_optim(f"optimizer={recipe.optimizer!r}")
@@ -140,8 +137,6 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
                 f"per_device_eval_batch_size={self.per_device_eval_batch_size} with {self.world_size} processes; give 1, and "
                 "choose the tokens of a row by row_tokens"
             )
-        if self.deepspeed_plugin is not None:
-            self._check_deepspeed(self.deepspeed_plugin.deepspeed_config)
 
     @classmethod
     def defaults_of(cls, given: Namespace) -> dict[str, Any]:
@@ -151,13 +146,17 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
             ValueError: The file cannot be read, or its `run` holds what is no argument.
         """
         _, values, run = read_recipe(given.recipe)
-        if unknown := run.keys() - {item.name for kind in (CorpusArguments, cls) for item in fields(kind)}:
+        items = fields(cls)
+        known = {item.name for item in (*items, *fields(CorpusArguments))}
+        unknown = [f"{name} {value}" for name, value in run.items() if name not in known]
+        if unknown:
             raise ValueError(
-                f"{given.recipe}: the run has {', '.join(f'{name} {run[name]}' for name in sorted(unknown))}, which no argument "
-                "gives; call pretrain from Python"
+                f"{given.recipe}: the run has {', '.join(unknown)}, which no argument gives; call pretrain from Python"
             )
-        own = [item.name for item in fields(cls) if item.name in VALUES and item.default is not None]
-        return {name: values[name] for name in own if name in values} | run
+        for item in items:
+            if item.name in VALUES and item.default is not None and item.name in values:
+                run.setdefault(item.name, values[item.name])
+        return run
 
     def refuse_optim(self, chosen: str) -> None:
         """Raise ValueError if `optim` names an optimizer of Trainer beside another one, such as that of a function."""
@@ -165,24 +164,6 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         if optim not in ("adamw_torch", "adamw_torch_fused") or self.optim_args:  # the defaults of transformers 4 and 5
             raise ValueError(
                 f"optim={optim} and optim_args={self.optim_args} have no effect beside {chosen}; leave them out"
-            )
-
-    def _check_deepspeed(self, config):
-        """Refuse a DeepSpeed config that would change the recipe, save no model, or train in each process alone."""
-        if found := [part for part in ("optimizer", "scheduler") if part in config]:
-            raise ValueError(f"the recipe sets {' and '.join(found)}; remove this from the DeepSpeed config")
-        zero = config["zero_optimization"]
-        if self.optimizer == "muon" and zero.get("stage"):
-            raise ValueError("optimizer='muon' needs whole matrices, which ZeRO flattens; choose adamw, FSDP2 or DDP")
-        if zero.get("stage") == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
-            raise ValueError(
-                "ZeRO-3 would save no model; set zero3_save_16bit_model: true in the config of accelerate, or "
-                "stage3_gather_16bit_weights_on_model_save in that of DeepSpeed"
-            )
-        if self.world_size != int(os.environ.get("WORLD_SIZE", 0)):  # set by every launcher
-            raise ValueError(
-                f"DeepSpeed trains with {self.world_size} processes here; start with accelerate launch or torchrun, and give "
-                "use_cpu if there is no GPU"
             )
 
     def _set_accumulation(self):
@@ -215,7 +196,8 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
             raise ValueError(f"recipe={self.recipe!r} is of phase {phase}; give phase={phase} and init_from")
         if self.phase > phase:
             recipe = recipe.second_phase()
-        return recipe.replace(**{name: getattr(self, name) for name in VALUES if getattr(self, name) is not None})
+        given = {name: getattr(self, name) for name in VALUES}
+        return recipe.replace(**{name: value for name, value in given.items() if value is not None})
 
 
 def record_of(data: CorpusArguments, training: PretrainingArguments, functions: dict[str, str]) -> dict:
@@ -228,14 +210,17 @@ def record_of(data: CorpusArguments, training: PretrainingArguments, functions: 
         training: Arguments of the run.
         functions: Names of the functions that `pretrain` got, by argument; a file cannot give them.
     """
-    recipe, given = asdict(training.to_recipe()), vars(training) | vars(data)
-    is_tokenized = data.documents_dir and Path(data.documents_dir, MANIFEST).is_file()
-    unused = ["corpus", "text_column"] * bool(data.train_files or data.dataset_name or is_tokenized)
-    unused += ["tokenizer"] * bool(data.tokenizer_name)
-    values = {name: value for name, value in recipe.items() if name not in unused and value not in ((), {})}
-    items = (*fields(CorpusArguments), *(item for item in fields(PretrainingArguments) if item.name in REPEATED))
-    run = {item.name: given[item.name] for item in items if given[item.name] != item.default}
-    run.pop("num_processes", None)  # changes nothing
+    values = {name: value for name, value in asdict(training.to_recipe()).items() if value not in ((), {})}
+    has_documents = data.documents_dir and Path(data.documents_dir, MANIFEST).is_file()
+    if data.train_files or data.dataset_name or has_documents:
+        del values["corpus"], values["text_column"]
+    if data.tokenizer_name:
+        del values["tokenizer"]
+    given = vars(training) | vars(data)
+    repeated = [item for item in fields(PretrainingArguments) if item.name in REPEATED]
+    items = {item.name: item.default for item in (*fields(CorpusArguments), *repeated)}
+    del items["num_processes"]  # changes nothing
+    run = {name: given[name] for name, default in items.items() if given[name] != default}
     if functions:
         run["functions"] = ", ".join(f"{name}={function}" for name, function in functions.items())
     return json.loads(json.dumps(values | {"run": run}, default=str))

@@ -34,8 +34,8 @@ class PackedMLMCollator:
 
     Raises:
         ValueError: The tokenizer has no mask token, or no padding token for "padded"; the batch format is unknown,
-            `trust_boundaries` is set without `return_flash_attn_kwargs`, a document holds no token, or one without a mask may
-            hold padding between its tokens.
+            a document holds no token, or one without a mask holds
+            the padding token.
 
     Source: paper, section 3.3 (20 % masking without random or kept tokens) and Table 2, row M6, which shows the loss from
         packing without isolating documents.
@@ -51,8 +51,6 @@ class PackedMLMCollator:
     trust_boundaries: bool = False
 
     def __post_init__(self):
-        if self.trust_boundaries and not self.return_flash_attn_kwargs:
-            raise ValueError("trust_boundaries=True without boundaries; set return_flash_attn_kwargs=True as well")
         if self.batch_format not in BATCH_FORMATS:
             raise ValueError(f"batch_format={self.batch_format!r} is not one of {', '.join(BATCH_FORMATS)}")
         if self.batch_format == "padded" and self.tokenizer.pad_token_id is None:
@@ -68,16 +66,18 @@ class PackedMLMCollator:
         )
         self.special_ids = torch.tensor(self.tokenizer.all_special_ids)
         roles = self.tokenizer.special_tokens_map
-        self.pad_is_text = self.tokenizer.pad_token in [roles[name] for name in roles if name != "pad_token"]
+        others = [roles[name] for name in roles if name != "pad_token"]
+        is_text = self.tokenizer.pad_token in [None, *others]  # such as the end of a text
+        self.padding_id = -1 if is_text else self.tokenizer.pad_token_id
 
     def __call__(self, documents: list[dict]) -> dict:
         """Turn N tokenized documents into one packed row of T tokens.
 
         Args:
-            documents: Dicts with `input_ids`. Tokens whose `attention_mask` is 0 are padding and are removed; without a mask,
-                ids of padding at both ends of a document. A dict that also has `position_ids` is a packed row, for example of
-                `PackedStream`; a position that does not increase begins a document. With `mask_seed`, the masks of a row depend
-                only on this number and the row; a `mask_rate` overrides `mlm_probability`.
+            documents: Dicts with `input_ids`. Tokens whose `attention_mask` is 0 are padding and are removed. A dict that also
+                has `position_ids` is a packed row, for example of `PackedStream`; a position that does not increase begins a
+                document. With `mask_seed`, the masks of a row depend only on this number and the row; a `mask_rate` overrides
+                `mlm_probability`.
 
         Returns:
             `input_ids`, `labels` and `position_ids` (1, T); positions begin at 0 in each document. With
@@ -85,7 +85,7 @@ class PackedMLMCollator:
             `max_length_k` as integers. "concatenated": without `position_ids`. "padded": `input_ids`, `labels` and
             `attention_mask` (N, longest).
         """
-        rows = [self._without_padding(row, *_read_row(row)) for row in documents]
+        rows = [self._read_row(row) for row in documents]
         lengths = [length for _, lengths in rows for length in lengths]
         if 0 in lengths:
             raise ValueError(
@@ -97,42 +97,44 @@ class PackedMLMCollator:
         else:
             input_ids, labels = self._mask(torch.cat([ids for ids, _ in rows]))
         if self.batch_format == "padded":
-
-            def pad(values, fill):
-                return pad_sequence(values.split(lengths), batch_first=True, padding_value=fill)
-
             return {
-                "input_ids": pad(input_ids, self.tokenizer.pad_token_id),
-                "attention_mask": pad(torch.ones_like(input_ids), 0),
-                "labels": pad(labels, -100),
+                "input_ids": _padded(input_ids, lengths, self.tokenizer.pad_token_id),
+                "attention_mask": _padded(torch.ones_like(input_ids), lengths, 0),
+                "labels": _padded(labels, lengths, -100),
             }
-        row = {"input_ids": input_ids[None], "labels": labels[None]}
+        batch = {"input_ids": input_ids[None], "labels": labels[None]}
         if self.batch_format == "concatenated":
-            return row
-        row["position_ids"] = torch.cat([torch.arange(length) for length in lengths])[None]
+            return batch
+        batch["position_ids"] = torch.cat([torch.arange(length) for length in lengths])[None]
         if self.return_flash_attn_kwargs:
             boundaries = torch.tensor([0, *lengths]).cumsum(0).int()
-            row |= {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
-            row |= {"max_length_q": max(lengths), "max_length_k": max(lengths)}
-            row |= {"trust_boundaries": True} if self.trust_boundaries else {}
-        return row
+            batch |= {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
+            batch |= {"max_length_q": max(lengths), "max_length_k": max(lengths)}
+            if self.trust_boundaries:
+                batch["trust_boundaries"] = True
+        return batch
 
-    def _without_padding(self, row, ids, lengths):
-        """Return ids and lengths without padding that no mask tells, which stands at the ends of documents."""
-        pad = self.tokenizer.pad_token_id
-        if pad is None or row.get("attention_mask") is not None or not (ids == pad).any():
-            return ids, lengths
-        if self.pad_is_text:  # such as the end of a text
-            parts, is_unclear = [ids], any(len(end) == 2 and (end == pad).all() for end in (ids[:2], ids[-2:]))
-        else:
-            tokens = [(part, (part != pad).nonzero().flatten().tolist()) for part in ids.split(lengths)]
-            parts = [part[found[0] : found[-1] + 1] for part, found in tokens if found] or [ids[:0]]
-            lengths, is_unclear = list(map(len, parts)), (parts[0] == pad).any()
-        if is_unclear and "position_ids" not in row:  # a text of a packed row may name the padding
+    def _read_row(self, row):
+        """Return the ids of a row without padding, (T,), and the lengths of its documents."""
+        ids = torch.as_tensor(row["input_ids"])
+        mask = row.get("attention_mask")
+        positions = row.get("position_ids")
+        if mask is None and positions is None and (ids == self.padding_id).any():
             raise ValueError(
                 f"a document holds {self.tokenizer.pad_token} where it may be padding or text; give its attention_mask"
             )
-        return torch.cat(parts), lengths
+        is_real = slice(None) if mask is None else torch.as_tensor(mask).bool()
+        ids = ids[is_real]
+        if positions is None:
+            return ids, [len(ids)]
+        positions = torch.as_tensor(positions)[is_real]
+        if len(positions) != len(ids) or positions[:1].tolist() != [0]:
+            raise ValueError(
+                f"a packed row has {len(ids)} input_ids and {len(positions)} position_ids that begin with "
+                f"{positions[:1].tolist()}; give one position for each token, and 0 where a document begins"
+            )
+        starts = (positions.diff() <= 0).nonzero().flatten() + 1  # as the model reads them
+        return ids, torch.tensor([0, *starts.tolist(), len(ids)]).diff().tolist()
 
     def _mask(self, ids, mask_seed=None, mask_rate=None):
         """Return masked ids and labels, (T,) both."""
@@ -145,18 +147,6 @@ class PackedMLMCollator:
         return masked[0], labels[0]
 
 
-def _read_row(row):
-    """Return the ids of a row without padding, (T,), and the lengths of its documents."""
-    ids = torch.as_tensor(row["input_ids"])
-    is_real = torch.as_tensor(row["attention_mask"]).bool() if row.get("attention_mask") is not None else slice(None)
-    ids = ids[is_real]
-    if "position_ids" not in row:
-        return ids, [len(ids)]
-    positions = torch.as_tensor(row["position_ids"])[is_real]
-    if len(positions) != len(ids) or positions[:1].tolist() != [0]:
-        raise ValueError(
-            f"a packed row has {len(ids)} input_ids and {len(positions)} position_ids that begin with "
-            f"{positions[:1].tolist()}; give one position for each token, and 0 where a document begins"
-        )
-    starts = (positions.diff() <= 0).nonzero().flatten() + 1  # as the model reads them
-    return ids, torch.tensor([0, *starts.tolist(), len(ids)]).diff().tolist()
+def _padded(values, lengths, fill):
+    """Divide values (T,) into rows of these lengths, (N, longest)."""
+    return pad_sequence(values.split(lengths), batch_first=True, padding_value=fill)

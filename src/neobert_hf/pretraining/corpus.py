@@ -1,7 +1,9 @@
 """Text for pretraining: local files or a dataset on the Hub, as a stream of texts."""
 
 import hashlib
+import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,14 +71,20 @@ class Corpus:
         A dataset in a folder is identified by its files. A dataset on the Hub is identified by its name, so a change there is not
         detected.
         """
-        source: dict[str, Any] = {"text_column": self.text_column}
         if self.files:
-            return {**source, "files": _describe(list(map(Path, as_list(self.files)))), "sample_by": self.sample_by}
-        source |= {"dataset_name": self.dataset_name, "dataset_config": self.dataset_config, "split": self.split}
+            files = [Path(file) for file in as_list(self.files)]
+            return {"text_column": self.text_column, "files": _describe(files), "sample_by": self.sample_by}
+        source: dict[str, Any] = {
+            "text_column": self.text_column,
+            "dataset_name": self.dataset_name,
+            "dataset_config": self.dataset_config,
+            "split": self.split,
+        }
         folder = Path(str(self.dataset_name))
         if folder.is_dir():
             files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-            source["files"] = _describe([f for f in files if "/." not in f"/{f.relative_to(folder).as_posix()}"])
+            is_hidden = re.compile(r"(^|/)\.").search
+            source["files"] = _describe([file for file in files if not is_hidden(file.relative_to(folder).as_posix())])
         return source
 
     def stream(self, num_parts: int = 1) -> IterableDataset:
@@ -89,29 +97,33 @@ class Corpus:
         Raises:
             ValueError: The dataset has no such column, or there is no text.
         """
+        name, column = self.dataset_name, self.text_column
         if self.files:
-            parts = [(str(Path(file).resolve()), part) for file in as_list(self.files) for part in range(num_parts)]
-            options = {"num_parts": num_parts, "text_column": self.text_column, "sample_by": self.sample_by}
+            name = ", ".join(as_list(self.files))
+            files = [str(Path(file).resolve()) for file in as_list(self.files)]
+            parts = list(itertools.product(files, range(num_parts)))
+            options = {"num_parts": num_parts, "text_column": column, "sample_by": self.sample_by}
             stream = IterableDataset.from_generator(_read, gen_kwargs={"parts": parts, **options})
         else:
-            stream = load_dataset(self.dataset_name, self.dataset_config, split=self.split, streaming=True)
-            first = next(iter(stream), {self.text_column: ""})
-            if self.text_column not in first:
-                raise ValueError(
-                    f"text_column={self.text_column!r} is not a column of {self.dataset_name}; it has {', '.join(first)}"
-                )
-            options = {"place": self.dataset_name, "text_column": self.text_column}
-            stream = stream.select_columns([self.text_column]).map(_checked_row, with_indices=True, fn_kwargs=options)
-        if next(iter(stream), None) is None:
-            name = self.dataset_name or ", ".join(as_list(self.files))
+            stream = load_dataset(name, self.dataset_config, split=self.split, streaming=True)
+        first = next(iter(stream), None)
+        if first is None:
             raise ValueError(f"{name} holds no document; give a source with text")
-        return stream
+        if column not in first:
+            raise ValueError(f"text_column={column!r} is not a column of {name}; it has {', '.join(first)}")
+        if self.files:
+            return stream
+        options = {"place": name, "text_column": column}
+        return stream.select_columns([column]).map(_checked_row, with_indices=True, fn_kwargs=options)
 
 
 def open_corpus(data: CorpusArguments, recipe: Recipe, files: Sequence[str] | None) -> Corpus:
     """Open the text of the files; without files, of the named dataset; without a name, of the recipe's dataset."""
-    name = None if files else data.dataset_name or recipe.corpus
-    column = data.text_column or (recipe.text_column if name == recipe.corpus else "text")
+    name = None
+    if not files:
+        name = data.dataset_name or recipe.corpus
+    default = recipe.text_column if name == recipe.corpus else "text"
+    column = data.text_column or default
     return Corpus(files, name, data.dataset_config, text_column=column, sample_by=data.sample_by)
 
 
@@ -139,7 +151,8 @@ def _describe(files: list[Path]) -> list[dict]:
 
 def _hash(file: Path, size: int, share: float) -> str:
     """Hash this share of the content, as evenly spaced samples."""
-    digest, starts = hashlib.sha256(), list(range(0, size, SAMPLE_BYTES))
+    digest = hashlib.sha256()
+    starts = list(range(0, size, SAMPLE_BYTES))
     num_samples = max(MIN_SAMPLES, math.ceil(share * len(starts)))
     if len(starts) > num_samples:
         starts = [i * (size - SAMPLE_BYTES) // (num_samples - 1) for i in range(num_samples)]

@@ -13,19 +13,17 @@ from pathlib import Path
 
 import numpy as np
 from torch.utils.data import Subset
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from ..data.wordpiece import tokenizer_hash
 from ..files.json_files import read_json
-from ..files.output import content_hash, file_hash
+from ..files.output import content_hash
 from .permutation import Permutation
 
 MANIFEST = "manifest.json"
 HELD_OUT = 1  # purpose of a random order, part of its seed
 MAX_MAPPED = 256  # files at a time: each map keeps a file open, and a process may open 1,024 on many systems
 ENDS_DTYPE = np.dtype("<u8")
-REMEDY = "restore it, or remove the folder and tokenize again"
 
 
 def task_files(folder: Path, task: int) -> dict[str, Path]:
@@ -41,9 +39,14 @@ def _map(folder, dtype, task):
 
 def is_whole(folder: Path, task: dict) -> bool:
     """Whether the files of a task have the sizes that its record says."""
-    sizes = {"ids": task["tokens"] * np.dtype(task["dtype"]).itemsize, "ends": task["documents"] * ENDS_DTYPE.itemsize}
-    files = task_files(folder, task["task"])
-    return all(file.is_file() and file.stat().st_size == sizes[name] for name, file in files.items())
+    sizes = {
+        "ids": task["tokens"] * np.dtype(task["dtype"]).itemsize,
+        "ends": task["documents"] * ENDS_DTYPE.itemsize,
+    }
+    for name, file in task_files(folder, task["task"]).items():
+        if not file.is_file() or file.stat().st_size != sizes[name]:
+            return False
+    return True
 
 
 class Documents(Sequence):
@@ -54,7 +57,7 @@ class Documents(Sequence):
 
     Raises:
         FileNotFoundError: The folder holds no finished documents.
-        ValueError: A file is missing or has another size than the manifest says; `verify_documents` compares the content too.
+        ValueError: A file is missing or has another size than the manifest says.
     """
 
     def __init__(self, folder: str | Path):
@@ -70,7 +73,10 @@ class Documents(Sequence):
         for task in self._tasks:
             if not is_whole(self.folder, task):
                 files = " or ".join(map(str, task_files(self.folder, task["task"]).values()))
-                raise ValueError(f"{files} is missing or has another size than {MANIFEST} says; {REMEDY}")
+                raise ValueError(
+                    f"{files} is missing or has another size than {MANIFEST} says; restore it, or remove the folder and tokenize "
+                    "again"
+                )
         self._first = np.cumsum([0, *(task["documents"] for task in self._tasks)]).tolist()
         self._map = lru_cache(MAX_MAPPED)(partial(_map, self.folder, self._dtype))
 
@@ -87,7 +93,8 @@ class Documents(Sequence):
         place = bisect_right(self._first, number) - 1
         ids, ends = self._map(self._tasks[place]["task"])
         number -= self._first[place]
-        return np.array(ids[int(ends[number - 1]) if number else 0 : int(ends[number])])
+        start = int(ends[number - 1]) if number else 0
+        return np.array(ids[start : int(ends[number])])
 
     @property
     def lengths(self) -> np.ndarray:
@@ -131,22 +138,6 @@ class Documents(Sequence):
                 f"{self.manifest['tokenizer']['vocab_size']} and {len(tokenizer)} tokens); give the one that made them, or "
                 "tokenize again"
             )
-
-
-def verify_documents(folder: str | Path) -> Documents:
-    """Return the documents of a folder after a comparison of all files with their checksums, which reads all of them once.
-
-    Raises:
-        FileNotFoundError: The folder holds no finished documents.
-        ValueError: Files are missing or damaged; the message names them.
-    """
-    documents = Documents(folder)
-    hashes = {}
-    for task in documents.manifest["tasks"]:
-        hashes |= {file: task["sha256"][name] for name, file in task_files(documents.folder, task["task"]).items()}
-    if damaged := [str(file) for file in tqdm(hashes, "verifying", unit=" files") if file_hash(file) != hashes[file]]:
-        raise ValueError(f"{len(damaged)} damaged files: {', '.join(damaged)}; {REMEDY}")
-    return documents
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,9 @@
-"""Muon for the matrices of the blocks and AdamW for the rest, and the checks of an optimizer and a schedule of the user's own."""
+"""Muon for the matrices of the blocks and AdamW for the rest, and the check of an optimizer of the user's own."""
 
-import hashlib
-import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from numbers import Real
-from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -20,7 +15,6 @@ Schedule = Callable[[int], float]
 
 Muon = getattr(torch.optim, "Muon", Optimizer)  # `muon` refuses torch below 2.9, which has none
 IN_BLOCK = re.compile(r"\.\d+\.")  # blocks are the numbered modules of a model
-SHOWN = 5  # names in an error
 
 
 def muon(
@@ -54,22 +48,23 @@ def muon(
     """
     if Muon is Optimizer:
         raise ImportError(f"torch {torch.__version__} has no Muon; install torch 2.9 or newer, or choose adamw")
-    groups = {}
+    of_muon: dict[tuple, dict] = {}
+    of_adamw: dict[bool, dict] = {}
     for name, parameter in parameters.items():
-        is_matrix = parameter.ndim == 2 and IN_BLOCK.search(name) is not None
+        is_decayed = name not in no_decay
         parts, rows = 1, None  # number of parts, and number of consecutive rows that belong to one part
         if head_dim and name.endswith(".qkv.weight"):
             parts, rows = 3, head_dim
         elif head_dim and name.endswith(".w12.weight"):
             parts, rows = 2, len(parameter) // 2
-        key = ("muon", parts, rows) if is_matrix else ("adamw", name not in no_decay)
-        groups.setdefault(key, []).append(parameter)
-    of_muon = [{"params": of, "parts": key[1], "rows": key[2]} for key, of in groups.items() if key[0] == "muon"]
-    of_adamw = [
-        {"params": of, "weight_decay": weight_decay * key[1]} for key, of in groups.items() if key[0] == "adamw"
-    ]
-    rule = MuonInParts(of_muon, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-    return MuonWithAdamW(rule, AdamW(of_adamw, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps))
+        if parameter.ndim == 2 and IN_BLOCK.search(name):
+            group = of_muon.setdefault((parts, rows), {"params": [], "parts": parts, "rows": rows})
+        else:
+            group = of_adamw.setdefault(is_decayed, {"params": [], "weight_decay": weight_decay * is_decayed})
+        group["params"].append(parameter)
+    rule = MuonInParts(of_muon.values(), lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+    other = AdamW(of_adamw.values(), lr=lr, weight_decay=weight_decay, betas=betas, eps=eps)
+    return MuonWithAdamW(rule, other)
 
 
 class MuonWithAdamW(Optimizer):
@@ -149,57 +144,17 @@ def names_with_decay(model: nn.Module, decay_norms_and_embeddings: bool) -> list
 def check_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
     """Raise ValueError if an optimizer leaves out a parameter that has a gradient; the message names it."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if forgotten := [name for name, parameter in parameters.items() if id(parameter) not in held]:
-        more = f" and {len(forgotten) - SHOWN} more" if len(forgotten) > SHOWN else ""
+    forgotten = [name for name, parameter in parameters.items() if id(parameter) not in held]
+    if forgotten:
         raise ValueError(
-            f"the optimizer leaves out {', '.join(forgotten[:SHOWN])}{more}; give it all parameters, or set requires_grad=False "
-            "on those that stay as they are"
+            f"the optimizer leaves out {', '.join(forgotten)}; give it all parameters, or set requires_grad=False on those that "
+            "stay as they are"
         )
 
 
-def describe_optimizer(function: MakeOptimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:
-    """Return what identifies an optimizer, in plain types: its function, its class, and the values of its groups.
-
-    Raises:
-        ValueError: The function returns no optimizer, or the optimizer leaves out a parameter.
-    """
-    optimizer = function(dict(parameters))
-    if not isinstance(optimizer, Optimizer):
-        raise ValueError(f"optimizer {name_of(function)} returned {type(optimizer).__name__}, not a torch Optimizer")
-    check_optimizer(optimizer, parameters)
-    groups = []
-    for group in optimizer.param_groups:
-        numbers = {name: value.tolist() for name, value in group.items() if isinstance(value, torch.Tensor)}
-        plain = {name: value for name, value in (group | numbers).items() if name != "params" and _is_plain(value)}
-        groups.append(plain | {"num_tensors": len(group["params"])})
-    return {"function": name_of(function), "class": type(optimizer).__name__, "groups": groups}
-
-
-def describe_schedule(function: Schedule, num_steps: int) -> dict[str, str]:
-    """Return what identifies a schedule: its name, and a hash of its factors.
-
-    Raises:
-        ValueError: A factor is not a finite number of at least 0.
-    """
-    factors = [function(step) for step in range(num_steps + 1)]  # torch asks for one more than it uses
-    for step, factor in enumerate(factors):
-        if not isinstance(factor, Real) or not math.isfinite(factor) or factor < 0:
-            raise ValueError(
-                f"schedule {name_of(function)} returned {factor!r} at step {step}; a share of the peak learning rate is a finite "
-                "number of at least 0"
-            )
-    digest = hashlib.sha256(np.array(factors, "<f8").tobytes()).hexdigest()
-    return {"function": name_of(function), "sha256_of_factors": digest}
-
-
 def name_of(function: Callable) -> str:
-    """Return the name of a function or class; of a `partial`, that of its function."""
+    """Return module and name of a function or class, which identify it in `run.json`; of a `partial`, those of its function."""
     while isinstance(function, partial):
         function = function.func
-    return getattr(function, "__qualname__", type(function).__qualname__)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return isinstance(value, str | int | float | None)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -6,6 +6,7 @@ number and the seed, which exact resuming needs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, islice
 
@@ -68,34 +69,45 @@ class PackedStream(IterableDataset):
         num_rows: int | None = None,
         mask_rate: Callable[[int], float] | None = None,
     ):
-        if max_tokens < 1 or max_open_rows < 1 or (num_rows is not None and num_rows < 1):
-            raise ValueError(
-                f"max_tokens={max_tokens}, max_open_rows={max_open_rows} and num_rows={num_rows} must be at least 1"
-            )
         if long_documents not in LONG_DOCUMENTS:
             raise ValueError(f"long_documents={long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
-        self.documents, self.seed, self.num_rows, self.epoch = documents, seed, num_rows, 0
+        self.documents = documents
+        self.max_tokens = max_tokens
+        self.long_documents = long_documents
+        self.max_open_rows = max_open_rows
+        self.seed = seed
+        self.num_rows = num_rows
         self.mask_rate = mask_rate
-        self.max_tokens, self.long_documents, self.max_open_rows = max_tokens, long_documents, max_open_rows
+        self.epoch = 0
+        self._begin()
+
+    def _begin(self):
         self.num_yielded = self.num_documents = self.num_truncated = self._num_tokens = 0
 
     @property
     def packing_efficiency(self) -> float:
         """Share of the budget of the rows yielded so far that holds tokens; NaN before the first row."""
-        return self._num_tokens / (self.num_yielded * self.max_tokens) if self.num_yielded else float("nan")
+        if not self.num_yielded:
+            return math.nan
+        return self._num_tokens / (self.num_yielded * self.max_tokens)
 
     def __iter__(self) -> Iterator[dict]:
         """Yield rows as dicts of lists: `input_ids` (T,), and `position_ids` (T,), 0 where a document begins."""
-        self.num_yielded = self.num_documents = self.num_truncated = self._num_tokens = 0
+        self._begin()
         worker, num_workers = _share()
-        limit = self.num_rows and max(0, -(-(self.num_rows - worker) // num_workers)) * (self.epoch == 0)
-        for row in islice(self._rows(worker, num_workers), limit):
+        limit = None
+        if self.num_rows:
+            limit = len(range(worker, self.num_rows, num_workers)) if self.epoch == 0 else 0
+        for documents in islice(self._rows(worker, num_workers), limit):
             number = self.num_yielded * num_workers + worker  # among the rows of all workers
+            row = _packed(documents)
             self.num_yielded += 1
-            self._num_tokens += sum(map(len, row))
-            masks = {} if self.seed is None else {"mask_seed": _mask_seed(self.seed, number)}
-            masks |= {} if self.mask_rate is None else {"mask_rate": self.mask_rate(number)}
-            yield _packed(row) | masks
+            self._num_tokens += len(row["input_ids"])
+            if self.seed is not None:
+                row["mask_seed"] = _mask_seed(self.seed, number)
+            if self.mask_rate is not None:
+                row["mask_rate"] = self.mask_rate(number)
+            yield row
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of a stream that shuffles by it; with `num_rows`, an epoch after the first has no rows.
@@ -108,21 +120,26 @@ class PackedStream(IterableDataset):
 
     def _rows(self, worker, num_workers):
         """Rows as lists of documents."""
-        documents, packer = self.documents, BestFit(self.max_tokens, self.max_open_rows)
+        documents = self.documents
         if not isinstance(documents, IterableDataset):
             documents = islice(documents, worker, None, num_workers)
+        packer = BestFit(self.max_tokens, self.max_open_rows)
         for document in documents:
             for piece in self._pieces(document):
-                if (row := packer.place(piece, len(piece))) is not None:
+                row = packer.place(piece, len(piece))
+                if row is not None:
                     yield row
             self.num_documents += 1
         yield from packer.rest()
 
     def _pieces(self, document):
+        ids = document
         if isinstance(document, dict):
+            ids = document["input_ids"]
             mask = document.get("attention_mask")
-            document = document["input_ids"] if mask is None else compress(document["input_ids"], mask)
-        ids = list(document)
+            if mask is not None:
+                ids = compress(ids, mask)
+        ids = list(ids)
         number = self.num_documents
         if not ids:
             raise ValueError(f"document {number} of the stream holds no token; drop empty documents before packing")
@@ -142,7 +159,9 @@ class PackedStream(IterableDataset):
 def _share() -> tuple[int, int]:
     """Number of this worker of a DataLoader, and number of workers; (0, 1) outside of a worker."""
     worker = get_worker_info()
-    return (0, 1) if worker is None else (worker.id, worker.num_workers)
+    if worker is None:
+        return 0, 1
+    return worker.id, worker.num_workers
 
 
 def _packed(documents):
@@ -170,15 +189,12 @@ class PackedRows(Dataset):
     """
 
     def __init__(self, documents: Sequence | Selection, plan: PackingPlan, num_rows: int | None = None):
-        self.documents = documents.documents if isinstance(documents, Selection) else documents
-        self.plan, self.rows_per_pass = plan, len(plan)
+        if isinstance(documents, Selection):
+            documents = documents.documents
+        self.documents = documents
+        self.plan = plan
         self.num_rows = num_rows or len(plan)
-        self._order: tuple = (None, None)  # number of a pass, and the order of the rows in it
-
-    @property
-    def packing_efficiency(self) -> float:
-        """Share of the budget of all rows that holds tokens."""
-        return self.plan.num_tokens / (len(self.plan) * self.plan.settings.max_tokens)
+        self._pass = -1
 
     def __len__(self) -> int:
         return self.num_rows
@@ -187,12 +203,13 @@ class PackedRows(Dataset):
         """`input_ids` and `position_ids` (T,) as lists, and the `mask_seed` of the row."""
         if not 0 <= number < self.num_rows:
             raise IndexError(f"row {number} of {self.num_rows}")
-        number_of_pass, place = divmod(number, self.rows_per_pass)
-        seed = self.plan.settings.seed
-        if self._order[0] != number_of_pass:
-            self._order = (number_of_pass, Permutation(self.rows_per_pass, seed, ROW_ORDER, number_of_pass))
-        (row,) = self._order[1](np.array([place])).tolist()
-        pieces = [self.plan.cut(self.documents[document], piece) for document, piece in self.plan.row(row)]
+        plan, seed = self.plan, self.plan.settings.seed
+        number_of_pass, place = divmod(number, len(plan))
+        if self._pass != number_of_pass:
+            self._pass = number_of_pass
+            self._order = Permutation(len(plan), seed, ROW_ORDER, number_of_pass)
+        (row,) = self._order(np.array([place])).tolist()
+        pieces = [plan.cut(self.documents[document], piece) for document, piece in plan.row(row)]
         return _packed(pieces) | {"mask_seed": _mask_seed(seed, number)}
 
 
@@ -212,7 +229,9 @@ class MixedRows(Dataset):
     """
 
     def __init__(self, parts: list, shares, rows_per_step: int, num_steps: int, seed: int = 0):
-        self.parts, self.rows_per_step, self.num_steps = parts, rows_per_step, num_steps
+        self.parts = parts
+        self.rows_per_step = rows_per_step
+        self.num_steps = num_steps
         self.draws = np.random.default_rng(seed).choice(len(parts), size=num_steps, p=shares)
         # Number of earlier steps that drew from the same part: it gives the place of the step's rows in the part.
         self._earlier = np.zeros(num_steps, np.int64)
@@ -226,7 +245,8 @@ class MixedRows(Dataset):
     def __getitem__(self, number: int) -> dict:
         """A row of the part that its step draws from."""
         step, place = divmod(number, self.rows_per_step)
-        return self.parts[self.draws[step]][int(self._earlier[step]) * self.rows_per_step + place]
+        part = self.parts[self.draws[step]]
+        return part[int(self._earlier[step]) * self.rows_per_step + place]
 
 
 class RatedRows(Dataset):
@@ -238,7 +258,8 @@ class RatedRows(Dataset):
     """
 
     def __init__(self, rows: Dataset, mask_rate: Callable[[int], float]):
-        self.rows, self.mask_rate = rows, mask_rate
+        self.rows = rows
+        self.mask_rate = mask_rate
 
     def __len__(self) -> int:
         return len(self.rows)

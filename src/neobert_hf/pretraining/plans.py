@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -27,11 +26,7 @@ ARRAYS = ("items", "ends")
 LONG_DOCUMENTS = ("truncate", "chunk")
 BLOCK = 1 << 18  # documents that are placed together, as Python numbers
 OPEN_ORDER = 40  # bits of a row's key below its number of tokens
-RERUN_HINT = "the documents are unchanged: make room, and run the same again"
-
-
-class NothingToPack(ValueError):
-    """No document is left to pack."""
+LAST_ROW = (1 << OPEN_ORDER) - 1
 
 
 class BestFit:
@@ -51,32 +46,37 @@ class BestFit:
         self._full = max_tokens << OPEN_ORDER
         # A key is the row's number of tokens, then a number that falls from row to row: the largest key is the fullest row,
         # and of equally full ones the first.
-        self._keys, self._items, self._next = [], {}, (1 << OPEN_ORDER) - 1
+        self._keys: list[int] = []
+        self._items: dict[int, list] = {}
+        self._next = LAST_ROW
 
     def place(self, item, length: int) -> list | None:
         """Put an item of `length` tokens, at most `max_tokens`, into a row; returns the row that is now complete, or None."""
-        keys, length = self._keys, length << OPEN_ORDER
-        place = bisect_left(keys, self._full - length + (1 << OPEN_ORDER)) - 1
+        added = length << OPEN_ORDER
+        place = bisect_left(self._keys, self._full - added + LAST_ROW + 1) - 1
         if place < 0:
             key = self._next
             self._next -= 1
-            self._items[key] = [item]
+            self._items[key] = []
         else:
-            key = keys.pop(place)
-            self._items[key & (1 << OPEN_ORDER) - 1].append(item)
-        key += length
+            key = self._keys.pop(place)
+        self._items[key & LAST_ROW].append(item)
+        key += added
         if key >= self._full:
-            return self._items.pop(key & (1 << OPEN_ORDER) - 1)
-        insort(keys, key)
-        if len(keys) > self.max_open_rows:
-            return self._items.pop(keys.pop() & (1 << OPEN_ORDER) - 1)
+            return self._close(key)
+        insort(self._keys, key)
+        if len(self._keys) > self.max_open_rows:
+            return self._close(self._keys.pop())
         return None
 
     def rest(self) -> list[list]:
         """Close all open rows; returns them, the fullest first."""
-        rows = [self._items.pop(key & (1 << OPEN_ORDER) - 1) for key in reversed(self._keys)]
+        rows = [self._close(key) for key in reversed(self._keys)]
         self._keys.clear()
         return rows
+
+    def _close(self, key):
+        return self._items.pop(key & LAST_ROW)
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ class PackingSettings:
 
     def __post_init__(self):
         assert self.max_tokens > 0 and self.max_open_rows > 0 and self.long_documents in LONG_DOCUMENTS, self
+        object.__setattr__(self, "special_tokens", tuple(self.special_tokens))  # JSON has a list
         if self.max_length is not None and self.max_length <= sum(self.special_tokens):
             raise ValueError(
                 f"max_length={self.max_length} leaves no token beside the {sum(self.special_tokens)} special tokens of a "
@@ -142,16 +143,21 @@ class PackingPlan:
 
     def cut(self, ids: np.ndarray, piece: int = 0) -> np.ndarray:
         """Return a piece of a document, as the tokenizer truncates the document or returns what overflows."""
-        ids, max_length = np.asarray(ids), self.settings.max_length
+        ids = np.asarray(ids)
+        max_length = self.settings.max_length
         if max_length is None or len(ids) <= max_length:
             return ids
         before, after = self.settings.special_tokens
-        room, end = max_length - before - after, len(ids) - after
+        room = max_length - before - after
+        end = len(ids) - after
         start = before + piece * room
-        return np.concatenate([ids[:before], ids[start : min(start + room, end)], ids[end:]])
+        stop = min(start + room, end)
+        return np.concatenate([ids[:before], ids[start:stop], ids[end:]])
 
-    def __reduce_ex__(self, protocol):  # another process maps the files again instead of receiving their content
-        return super().__reduce_ex__(protocol) if self.folder is None else (read_packing_plan, (self.folder,))
+    def __reduce_ex__(self, protocol):
+        if self.folder is None:
+            return super().__reduce_ex__(protocol)
+        return read_packing_plan, (self.folder,)  # another process maps the files again
 
 
 def make_packing_plan(lengths: np.ndarray, settings: PackingSettings, show_progress: bool = False) -> PackingPlan:
@@ -163,18 +169,19 @@ def make_packing_plan(lengths: np.ndarray, settings: PackingSettings, show_progr
         show_progress: Show a progress bar over documents.
 
     Raises:
-        ValueError: A piece is longer than a row.
-        NothingToPack: There is no document (a ValueError).
+        ValueError: A piece is longer than a row, or there is no document.
     """
     lengths = np.asarray(lengths)
     num_pieces = int(_num_pieces(lengths.max(initial=0), settings))
     dtype = np.dtype("<u4" if len(lengths) * num_pieces < 1 << 32 else "<u8")
-    open_rows, items, ends = BestFit(settings.max_tokens, settings.max_open_rows), [], array("q", [0])
+    open_rows = BestFit(settings.max_tokens, settings.max_open_rows)
+    rows: list[np.ndarray] = []
+    ends = array("q", [0])
     num_tokens = 0
 
-    def close(rows):
-        items.append(np.fromiter(chain.from_iterable(rows), dtype))
-        for row in rows:
+    def close(complete):
+        rows.append(np.fromiter(chain.from_iterable(complete), dtype))
+        for row in complete:
             ends.append(ends[-1] + len(row))
 
     with tqdm(desc="planning rows", unit=" documents", unit_scale=True, disable=not show_progress) as progress:
@@ -184,16 +191,15 @@ def make_packing_plan(lengths: np.ndarray, settings: PackingSettings, show_progr
                     f"document {documents[sizes.argmax()]} has {sizes.max()} tokens, a row takes 1 to {settings.max_tokens}; "
                     f"raise row_tokens (max_tokens) or lower max_length={settings.max_length}"
                 )
-            placed = zip((documents * num_pieces + pieces).tolist(), sizes.tolist())
-            close([row for item, size in placed if (row := open_rows.place(item, size)) is not None])
+            items = (documents * num_pieces + pieces).tolist()
+            placed = map(open_rows.place, items, sizes.tolist())
+            close([row for row in placed if row is not None])
             num_tokens += int(sizes.sum())
             progress.update(len(sizes))
     close(open_rows.rest())
     if not ends[-1]:
-        raise NothingToPack(
-            f"none of the {len(lengths)} documents is left to pack; lower longer_than, or give more text"
-        )
-    return PackingPlan(np.concatenate(items), np.array(ends[1:], dtype), num_pieces, num_tokens, settings)
+        raise ValueError(f"none of the {len(lengths)} documents is left to pack; lower longer_than, or give more text")
+    return PackingPlan(np.concatenate(rows), np.array(ends[1:], dtype), num_pieces, num_tokens, settings)
 
 
 def _num_pieces(lengths, settings):
@@ -210,8 +216,10 @@ def _pieces_in_order(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """All pieces in random order, a block at a time: their documents, their numbers, and their lengths."""
     is_chunked = settings.long_documents == "chunk" and settings.max_length is not None
-    first: Any = np.concatenate([[0], _num_pieces(lengths, settings).cumsum()]) if is_chunked else None
-    num_places = int(first[-1]) if is_chunked else len(lengths)
+    num_places = len(lengths)
+    if is_chunked:
+        first = np.concatenate([[0], _num_pieces(lengths, settings).cumsum()])
+        num_places = int(first[-1])
     if not num_places:
         return
     order = Permutation(num_places, settings.seed, ORDER)
@@ -220,7 +228,8 @@ def _pieces_in_order(
         documents = order(np.arange(start, min(start + BLOCK, num_places)))
         pieces = np.zeros_like(documents)
         if is_chunked:
-            places, documents = documents, np.searchsorted(first, documents, "right") - 1
+            places = documents
+            documents = np.searchsorted(first, places, "right") - 1
             pieces = places - first[documents]
         sizes = lengths[documents] - pieces * room
         if settings.max_length is not None:
@@ -250,8 +259,7 @@ def write_packing_plan(
         **settings: Further fields of `PackingSettings`; the special tokens are those of the documents.
 
     Raises:
-        ValueError: A piece is longer than a row, or the existing plan is damaged.
-        NothingToPack: There is no document (a ValueError).
+        ValueError: A piece is longer than a row, there is no document, or the existing plan is damaged.
         OSError: The plan cannot be written.
     """
     if isinstance(documents, Documents):
@@ -274,10 +282,10 @@ def _write(folder, plan, made_from):
     for file in folder.glob("*.part"):  # of a process that was killed
         file.unlink()
     for name in ARRAYS:
-        with writing(folder / f"{name}.npy", RERUN_HINT) as file:
+        with writing(folder / f"{name}.npy") as file:
             np.save(file, getattr(plan, name))
     counts = {"num_pieces": plan.num_pieces, "num_tokens": plan.num_tokens}
-    write_json(folder / PLAN, made_from | counts, RERUN_HINT)
+    write_json(folder / PLAN, made_from | counts)
 
 
 def read_packing_plan(folder: str | Path) -> PackingPlan:
@@ -289,9 +297,8 @@ def read_packing_plan(folder: str | Path) -> PackingPlan:
     folder = Path(folder)
     try:
         content = read_json(folder / PLAN)
-        arrays = [np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS]
+        items, ends = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{folder} is damaged ({error}); remove it, and the next run makes the plan again") from error
-    stored = content["settings"]
-    settings = PackingSettings(**{**stored, "special_tokens": tuple(stored["special_tokens"])})
-    return PackingPlan(arrays[0], arrays[1], content["num_pieces"], content["num_tokens"], settings, folder)
+    settings = PackingSettings(**content["settings"])
+    return PackingPlan(items, ends, content["num_pieces"], content["num_tokens"], settings, folder)

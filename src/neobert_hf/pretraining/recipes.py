@@ -18,6 +18,7 @@ CHOICES = {
     "batch_format": BATCH_FORMATS,
     "architecture": ("neobert", "roberta-prelayernorm"),
 }
+KINDS: dict = {float: (float, int), tuple: (list,), "mask_rate": (list, float, int)}  # of the values in a YAML file
 FLOOR = 0.1  # share of the peak learning rate at which the cosine ends
 
 
@@ -80,21 +81,21 @@ class Recipe:
 
     def __post_init__(self):
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValueError(f"{name}={value!r} is not one of {', '.join(choices)}")
         if isinstance(self.mask_rate, int | float):
             object.__setattr__(self, "mask_rate", (self.mask_rate,))
         for name in ("mask_rate", "mask_rate_shares", "mixture", "longer_than"):  # YAML and the command line give lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        rates = self.mask_rate
-        if not rates or not all(0 < rate <= 1 for rate in rates):
+        rates, shares = self.mask_rate, self.mask_rate_shares
+        if not rates or min(rates) <= 0 or max(rates) > 1:
             raise ValueError(f"mask_rate={rates} is not above 0 and at most 1; the paper's is 0.2")
-        shares = self.mask_rate_shares
-        if shares and (len(shares) != len(rates) or not math.isclose(sum(shares), 1) or min(shares) < 0):
+        if shares and not _are_shares(shares, len(rates)):
             raise ValueError(f"mask_rate_shares={shares} must sum to 1, with a share for each of mask_rate={rates}")
         if self.max_length < 3:
             raise ValueError(f"max_length={self.max_length} leaves no token beside [CLS] and [SEP]; give 3 or more")
-        if not math.isclose(sum(self.mixture), 1) or len(self.mixture) != len(self.longer_than) + 1:
+        if not _are_shares(self.mixture, len(self.longer_than) + 1):
             raise ValueError(
                 f"mixture={self.mixture} must sum to 1, with a share for each of longer_than={self.longer_than}"
             )
@@ -112,8 +113,9 @@ class Recipe:
     def replace(self, **changes) -> "Recipe":
         """Return a copy with other values; a new `max_steps` scales the corners of the schedule unless they are given."""
         scale = changes.get("max_steps", self.max_steps) / self.max_steps
-        scaled = {name: round(getattr(self, name) * scale) for name in ("warmup_steps", "decay_until", "decay_from")}
-        return replace(self, **{**scaled, **changes})
+        for name in ("warmup_steps", "decay_until", "decay_from"):
+            changes.setdefault(name, round(getattr(self, name) * scale))
+        return replace(self, **changes)
 
     def learning_rate_factor(self, step: int) -> float:
         """Return the share of the peak learning rate at an optimizer step, counted from 0.
@@ -123,28 +125,35 @@ class Recipe:
 
         Source: paper, section 3.3, Optimization; "code" is the authors' scheduler.
         """
-        warmup, end = self.warmup_steps, self.decay_until
+        warmup = self.warmup_steps
         if self.schedule == "constant":
             return FLOOR
         if step < warmup:
             share = step / warmup
-            return 1e-4 + (1 - 1e-4) * share if self.schedule == "code" else share
+            if self.schedule == "code":
+                return 1e-4 + (1 - 1e-4) * share
+            return share
         if self.schedule == "linear":
             return max(self.max_steps - step, 0) / max(self.max_steps - warmup, 1)
         if self.schedule == "wsd":
-            return 1 - math.sqrt(min(max(step - self.decay_from, 0) / max(self.max_steps - self.decay_from, 1), 1))
-        if step >= end:
+            done = max(step - self.decay_from, 0) / max(self.max_steps - self.decay_from, 1)
+            return 1 - math.sqrt(min(done, 1))
+        if step >= self.decay_until:
             return FLOOR
-        duration = end if self.schedule == "code" else end - warmup
+        duration = self.decay_until
+        if self.schedule == "paper":
+            duration -= warmup
         return FLOOR + (1 - FLOOR) / 2 * (1 + math.cos(math.pi * (step - warmup) / duration))
 
     def mask_rate_at(self, step: int) -> float:
         """Return the share of the tokens that the model predicts at an optimizer step, counted from 0."""
         num = len(self.mask_rate)
         shares = self.mask_rate_shares or [1 / num] * num
-        # rounded, since 3 x 1/3 of the steps are not all of them
-        ends = [round(sum(shares[: place + 1]) * self.max_steps) for place in range(num)]
-        return next((rate for rate, end in zip(self.mask_rate, ends) if step < end), self.mask_rate[-1])
+        for place, rate in enumerate(self.mask_rate):
+            # rounded, since 3 x 1/3 of the steps are not all of them
+            if step < round(sum(shares[: place + 1]) * self.max_steps):
+                return rate
+        return self.mask_rate[-1]
 
     def second_phase(self) -> "Recipe":
         """Return phase 2 of this recipe: longer documents, drawn more often, at a constant low learning rate.
@@ -164,6 +173,10 @@ class Recipe:
             max_length=4 * self.max_length,
             mixture=(0.2, 0.4, 0.4),
         )
+
+
+def _are_shares(values, number):
+    return len(values) == number and min(values) >= 0 and math.isclose(sum(values), 1)
 
 
 RECIPES = {
@@ -197,17 +210,19 @@ def read_recipe(name: str) -> tuple[Recipe, dict, dict]:
         values = yaml.safe_load(Path(name).read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"recipe={name!r} cannot be read: {error}") from error
-    defaults, run = asdict(Recipe()), values.pop("run", {}) if isinstance(values, dict) else None
+    defaults = asdict(Recipe())
+    run = values.pop("run", {}) if isinstance(values, dict) else None
     if not isinstance(run, dict) or values.keys() - defaults.keys():
         raise ValueError(
             f"{name} must hold values by name, such as max_length: 512; the names are {', '.join(defaults)}"
         )
     for key, value in values.items():
         kind = type(defaults[key])
-        kinds = {float: (float, int), tuple: (list, float, int) if key == "mask_rate" else (list,)}.get(kind, (kind,))
+        kinds = KINDS.get(key) or KINDS.get(kind, (kind,))
         if type(value) not in kinds:
             raise ValueError(
                 f"{name}: {key}={value!r} is a {type(value).__name__}, not a {kind.__name__} (0.0001, not 1e-4)"
             )
-        values[key] = float(value) if kind is float else value
+        if kind is float:
+            values[key] = float(value)
     return Recipe(**values), values, run

@@ -13,7 +13,7 @@ from .arguments import CorpusArguments, PretrainingArguments
 from .corpus import open_corpus
 from .documents import MANIFEST, Documents, Selection
 from .packing import MixedRows, PackedRows, PackedStream, RatedRows
-from .plans import PLANS, NothingToPack, PackingPlan, PackingSettings, make_packing_plan, write_packing_plan
+from .plans import PLANS, PackingPlan, PackingSettings, make_packing_plan, write_packing_plan
 from .tokenizing import tokenize
 
 
@@ -51,44 +51,54 @@ class RunRows:
             ValueError: The mixture draws from documents of a length that no document has, or a plan is damaged.
             OSError: A plan cannot be written.
         """
-        data, training, held_out = self.data, self.training, self.held_out
-        rows: Any = self.text
-        if not data.streaming:
-            rate, num_rows = _mask_rate(training), training.max_steps * training.rows_per_step
-            plans = [
-                self._plan(share, length) if share else None
-                for share, length in zip(training.mixture, (0, *training.longer_than))
-            ]
-            parts = [None if plan is None else PackedRows(self.text, plan, num_rows) for plan in plans]
-            rows = parts[0]
-            if training.mixture[0] != 1.0:
-                rows = MixedRows(parts, training.mixture, training.rows_per_step, training.max_steps, training.seed)
-            if rate is not None:
-                rows = RatedRows(rows, rate)
-        if held_out is not None:
-            budget = (training.row_tokens, training.max_length, data.long_documents, held_out.dataset.special_tokens)
-            lengths = np.array([len(held_out[number]) for number in range(len(held_out))])
-            held_out = PackedRows(held_out, make_packing_plan(lengths, PackingSettings(*budget, seed=training.seed)))
-        return rows, held_out
+        rows = self.text
+        if not self.data.streaming:
+            rows = self._documents()
+        if self.held_out is None:
+            return rows, None
+        training, held_out = self.training, self.held_out
+        settings = PackingSettings(
+            training.row_tokens,
+            training.max_length,
+            self.data.long_documents,
+            held_out.dataset.special_tokens,
+            seed=training.seed,
+        )
+        lengths = np.array([len(held_out[number]) for number in range(len(held_out))])
+        return rows, PackedRows(held_out, make_packing_plan(lengths, settings))
 
-    def _plan(self, share: float, length: int) -> PackingPlan:
-        """The plan of a share of the steps, which draws documents of more than `length` tokens."""
-        training, documents = self.training, self.text.longer_than(length) if length else self.text
-        try:
-            return write_packing_plan(
-                documents,
-                training.row_tokens,
-                training.max_length,
-                fallback_folder=Path(training.output_dir, PLANS),
-                show_progress=not training.disable_tqdm,
-                long_documents=self.data.long_documents,
-                seed=training.seed,
-            )
-        except NothingToPack as error:
-            raise ValueError(
-                f"mixture={training.mixture} draws {share:.0%} of the steps from documents of more than {length} tokens, and "
-                "there are none; change mixture or longer_than"
-            ) from error
+    def _documents(self) -> Dataset:
+        """The rows of the whole run from documents by number."""
+        training = self.training
+        num_rows = training.max_steps * training.rows_per_step
+        parts = []
+        for share, length in zip(training.mixture, (0, *training.longer_than)):
+            part = None
+            if share:
+                part = PackedRows(self.text, self._plan(length), num_rows)
+            parts.append(part)
+        rows = parts[0]
+        if training.mixture[0] != 1.0:
+            rows = MixedRows(parts, training.mixture, training.rows_per_step, training.max_steps, training.seed)
+        rate = _mask_rate(training)
+        if rate is not None:
+            rows = RatedRows(rows, rate)
+        return rows
+
+    def _plan(self, length: int) -> PackingPlan:
+        """The plan of documents of more than `length` tokens."""
+        training, documents = self.training, self.text
+        if length:
+            documents = documents.longer_than(length)
+        return write_packing_plan(
+            documents,
+            training.row_tokens,
+            training.max_length,
+            fallback_folder=Path(training.output_dir, PLANS),
+            show_progress=not training.disable_tqdm,
+            long_documents=self.data.long_documents,
+            seed=training.seed,
+        )
 
 
 def open_text(data: CorpusArguments, training: PretrainingArguments, tokenizer: PreTrainedTokenizerBase) -> RunRows:
@@ -106,19 +116,20 @@ def open_text(data: CorpusArguments, training: PretrainingArguments, tokenizer: 
         ValueError: Another tokenizer made the documents, several processes would tokenize at once, or the text is wrong.
         OSError: A file cannot be read or written.
     """
-    folder, held_out = Path(data.documents_dir or Path(training.output_dir, "documents")), None
-    if data.streaming:
-        text, source = open_stream(data, training, tokenizer)
+    folder = Path(data.documents_dir or Path(training.output_dir, "documents"))
+    held_out = None
     if data.validation_files:
         beside = folder.with_name(f"{folder.name}-held_out")
-        held_out = _open_documents(data, training, tokenizer, data.validation_files, beside)
-        held_out = Subset(held_out, range(len(held_out)))
-    if not data.streaming:
-        text = _open_documents(data, training, tokenizer, data.train_files, folder)
-        names = ("source", "num_documents", "num_tokens", "num_tasks", "tokenizer")
-        source = {name: text.manifest[name] for name in names}
-        if held_out is None:
-            text, held_out = text.split(data.num_held_out, training.seed)
+        documents = _open_documents(data, training, tokenizer, data.validation_files, beside)
+        held_out = Subset(documents, range(len(documents)))
+    if data.streaming:
+        text, source = open_stream(data, training, tokenizer)
+        return RunRows(data, training, text, held_out, source)
+    text = _open_documents(data, training, tokenizer, data.train_files, folder)
+    names = ("source", "num_documents", "num_tokens", "num_tasks", "tokenizer")
+    source = {name: text.manifest[name] for name in names}
+    if held_out is None:
+        text, held_out = text.split(data.num_held_out, training.seed)
     return RunRows(data, training, text, held_out, source)
 
 
@@ -161,14 +172,22 @@ def open_stream(
     tokens = stream.map(encode, input_columns=corpus.text_column).select_columns("input_ids")
     tokens = tokens.filter(partial(_has_text, tokenizer.num_special_tokens_to_add()), input_columns="input_ids")
     num_rows = training.max_steps * training.rows_per_step  # a run that resumes after its last step has no row left
-    options = {"seed": training.seed, "num_rows": num_rows, "mask_rate": _mask_rate(training)}
-    return PackedStream(tokens.repeat(None), training.row_tokens, **options), corpus.source
+    rows = PackedStream(
+        tokens.repeat(None),
+        training.row_tokens,
+        seed=training.seed,
+        num_rows=num_rows,
+        mask_rate=_mask_rate(training),
+    )
+    return rows, corpus.source
 
 
 def _mask_rate(training):
     """A function from the number of a row to its mask rate; None if the rate is constant."""
     recipe = training.to_recipe()
-    return partial(_rate_of_row, recipe, training.rows_per_step) if len(recipe.mask_rate) > 1 else None
+    if len(recipe.mask_rate) == 1:
+        return None
+    return partial(_rate_of_row, recipe, training.rows_per_step)
 
 
 def _rate_of_row(recipe, rows_per_step, number):
@@ -193,5 +212,6 @@ def order_of_rows(data: CorpusArguments, training: PretrainingArguments) -> dict
     if not data.streaming:
         return order | {"long_documents": data.long_documents}
     if training.dataloader_num_workers:  # each packs documents of its own, and gives whole batches in turn
-        order |= {name: getattr(training, name) for name in ("dataloader_num_workers", "per_device_train_batch_size")}
+        order["dataloader_num_workers"] = training.dataloader_num_workers
+        order["per_device_train_batch_size"] = training.per_device_train_batch_size
     return order

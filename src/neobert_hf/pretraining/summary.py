@@ -11,71 +11,73 @@ from transformers import Trainer
 from ..checkpoints.record import write_record
 from ..files.output import write_json, writing
 from ..runs import environment
-from ..runs.manifests import what_is_left
 from ..runs.resume import RECIPE, SUMMARY
-from .flops import num_elements, training_flops
 
 FIGURES = ("steps", "num_tokens", "num_masked", "precision", "devices")  # on the card, beside the record
-SIZES = ("num_tokens", "num_masked", "sum_of_squares")  # that decide the operations
+FIGURES_OF_LOG = ("num_tokens", "num_masked", "loss", "perplexity", "masked_accuracy")
 COUNTS = "pretraining"  # the sums of a run, in the state of a checkpoint
 HELD_OUT_METRICS = ("eval_loss", "eval_perplexity", "eval_masked_accuracy")
 
 
 def write_summary(trainer: Trainer, run: dict, held_out: dict, record: dict) -> dict:
     """Write `training_summary.json`, the curves, `recipe.yaml`, and `training.json` for the model card; return the summary."""
+    training, state = trainer.args, trainer.state
+    folder = Path(training.output_dir)
     machine = environment()
-    folder, log = Path(trainer.args.output_dir), trainer.state.log_history
-    last = [entry for entry in log if "masked_accuracy" in entry][-1]
-    speeds = ("tokens_per_s", "model_flops_utilization")
-    model, counts = trainer.accelerator.unwrap_model(trainer.model), trainer.state.stateful_callbacks[COUNTS]
+    versions = machine.pop("versions")
+    logs = [entry for entry in state.log_history if "masked_accuracy" in entry]
+    last = logs[-1]
+    # ZeRO-3 leaves empty tensors in place of parameters
+    sizes = [getattr(parameter, "ds_numel", parameter.numel()) for parameter in trainer.model.parameters()]
+    precision = trainer.accelerator.mixed_precision
     summary = {
         **run,
-        "num_parameters": num_elements(model.parameters()),
-        "training_flops": training_flops(model, *(counts[name] for name in SIZES)),
-        "steps": trainer.state.global_step,
-        **{name: last[name] for name in ("num_tokens", "num_masked", "loss", "perplexity", "masked_accuracy")},
+        "num_parameters": sum(sizes),
+        "steps": state.global_step,
+        **{name: last[name] for name in FIGURES_OF_LOG},
         **held_out,
-        **{name: float(np.median([entry[name] for entry in log if name in entry])) for name in speeds},
-        "packing_efficiency": last["num_tokens"] / (trainer.state.global_step * trainer.args.tokens_per_step),
+        "tokens_per_s": float(np.median([entry["tokens_per_s"] for entry in logs])),
+        "packing_efficiency": last["num_tokens"] / (state.global_step * training.tokens_per_step),
         "training_seconds": trainer.seconds,
         "devices": trainer.accelerator.num_processes,
-        "precision": {"no": "fp32"}.get(trainer.accelerator.mixed_precision, trainer.accelerator.mixed_precision),
-        "machine": {name: value for name, value in machine.items() if name != "versions"},
-        "versions": machine["versions"] | {"neobert_hf": version("neobert_hf")},
+        "precision": "fp32" if precision == "no" else precision,
+        "machine": machine,
+        "versions": versions | {"neobert_hf": version("neobert_hf")},
     }
-    hint = what_is_left(folder)
-    with writing(folder / RECIPE, hint) as file:
+    with writing(folder / RECIPE) as file:
         file.write(as_yaml(record).encode())
-    write_json(folder / SUMMARY, summary, hint)
-    plot_curves(log, folder / "training_curves.png")
-    _write_record(trainer.args, summary, record)
+    write_json(folder / SUMMARY, summary)
+    plot_curves(state.log_history, folder / "training_curves.png")
+    _write_record(training, summary, record)
     return summary
 
 
 def _write_record(training, summary, record):
-    source = summary["data"].get("source", summary["data"])
+    data, machine = summary["data"], summary["machine"]
+    source = data.get("source", data)
     dataset = source.get("dataset_name")
     names = [file["name"] for file in source.get("files", ())] or [dataset]
-    count = summary["data"].get("num_documents") if len(names) == 1 else None
-    machine = summary["machine"]
-    values = {name: value for name, value in record.items() if name != "run"} | record["run"]
-    settings = {
-        **{name: _public(value) for name, value in values.items()},
-        **{name: summary[name] for name in FIGURES},
-        "versions": ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
-        "machine": machine["gpu"] or f"{machine['processor']} ({machine['instructions']})",
-        "time": f"{summary['training_seconds']:.0f} s",
-    }
-    metrics = {name.removeprefix("eval_"): summary[name] for name in summary if name in HELD_OUT_METRICS}
-    score = {"dataset": "held-out documents", "split": "validation", "metrics": metrics}
-    score["trivial"] = {"masked_accuracy": summary.get("eval_trivial_masked_accuracy")}
+    count = data.get("num_documents") if len(names) == 1 else None
+    values = record | record["run"]
+    del values["run"]
+    settings = {name: _public(value) for name, value in values.items()}
+    settings |= {name: summary[name] for name in FIGURES}
+    settings["versions"] = ", ".join(f"{name} {number}" for name, number in summary["versions"].items())
+    settings["machine"] = machine["gpu"] or f"{machine['processor']} ({machine['instructions']})"
+    settings["time"] = f"{summary['training_seconds']:.0f} s"
+    scores = []
+    if "eval_loss" in summary:
+        metrics = {name.removeprefix("eval_"): summary[name] for name in HELD_OUT_METRICS}
+        trivial = {"masked_accuracy": summary["eval_trivial_masked_accuracy"]}
+        scores.append({"dataset": "held-out documents", "split": "validation", "metrics": metrics, "trivial": trivial})
+    is_on_hub = dataset and not Path(dataset).is_dir()
     write_record(
         training.output_dir,
         training,
         source=training.init_from,
         rows=dict.fromkeys(names, count),
-        datasets=[dataset] if dataset and not Path(dataset).is_dir() else [],
-        scores=[score] if metrics else [],
+        datasets=[dataset] if is_on_hub else [],
+        scores=scores,
         settings=settings,
     )
 
@@ -83,8 +85,10 @@ def _write_record(training, summary, record):
 def _public(value):
     """A value as a public card shows it: files and folders have their names alone."""
     if isinstance(value, list):
-        return ", ".join(map(str, map(_public, value)))
-    return Path(value).name if isinstance(value, str) and os.path.exists(value) else value
+        return ", ".join(str(_public(item)) for item in value)
+    if isinstance(value, str) and os.path.exists(value):
+        return Path(value).name
+    return value
 
 
 def as_yaml(record: dict) -> str:
@@ -107,10 +111,12 @@ def plot_curves(log: list[dict], file: Path) -> None:
     figure = Figure(figsize=(10, 6), layout="constrained")
     for axes, (title, names) in zip(figure.subplots(2, 2).flat, panels.items()):
         for name in names:
-            points = [(tokens_at[e["step"]], e[name]) for e in log if name in e and e["step"] in tokens_at]
-            if points:
-                label = "held out" if name.startswith("eval") else "training"
-                axes.plot(*zip(*points), label=label, marker="." if len(points) < 20 else None)
+            entries = [entry for entry in log if name in entry and entry["step"] in tokens_at]
+            x = [tokens_at[entry["step"]] for entry in entries]
+            y = [entry[name] for entry in entries]
+            label = "held out" if name.startswith("eval") else "training"
+            marker = "." if len(entries) < 20 else None
+            axes.plot(x, y, label=label, marker=marker)
         axes.set(title=title, xlabel="real tokens seen")
         axes.xaxis.set(major_locator=MaxNLocator(6), major_formatter=EngFormatter())
         axes.grid(alpha=0.3)

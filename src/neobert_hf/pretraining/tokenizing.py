@@ -4,14 +4,12 @@ datatrove runs the tasks, records which are complete, and writes token ids. Read
 leaves out a damaged line, and a file that is not UTF-8, with no more than a warning.
 """
 
-import errno
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -27,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ..data.wordpiece import plain_tokenizer, tokenizer_hash
 from ..files.json_files import read_json
-from ..files.output import FULL, file_hash, write_error, write_json, writing
+from ..files.output import file_hash, write_json, writing
 from ..runs.resume import LOCK, lock_run
 from .corpus import Corpus
 from .documents import ENDS_DTYPE, MANIFEST, Documents, is_whole, task_files
@@ -35,7 +33,6 @@ from .documents import ENDS_DTYPE, MANIFEST, Documents, is_whole, task_files
 EXECUTORS = {"local": LocalPipelineExecutor, "ray": RayPipelineExecutor}
 SETTINGS, TOKENIZER, RECORDS, LOGS = "settings.json", "tokenizer.json", "records", "logs"
 MIN_TASKS, MAX_TASKS = 8, 1000  # the default: several processes share a single file, and many files make few tasks
-RESUME_HINT = "the finished tasks are whole: make room, and run the same again to continue"
 
 
 def tokenize(
@@ -65,27 +62,23 @@ def tokenize(
         The documents.
 
     Raises:
+        KeyError: The executor is unknown.
         ValueError: An argument is out of bounds, a line of the corpus is damaged, a text is not a string, the folder holds
             documents of something else, or no text has a token.
-        OSError: A file cannot be written, for instance because the disk is full, or a task did not end; others stay whole.
+        OSError: A file cannot be written, or a task did not end; others stay whole.
     """
-    if executor not in EXECUTORS:
-        raise ValueError(f"executor={executor!r} is not one of {', '.join(EXECUTORS)}")
+    executor_class = EXECUTORS[executor]
     folder = Path(folder).resolve()
-    is_local, is_finished = executor == "local", (folder / MANIFEST).exists()  # a finished folder may be read-only
+    is_local = executor == "local"
+    is_finished = (folder / MANIFEST).exists()  # a finished folder may be read-only
     with lock_run(folder) if is_local and not is_finished else nullcontext():
-        try:
-            steps, tasks = tokenizing_tasks(corpus, tokenizer, folder, tasks, workers)
-            if steps:
-                logger.disable("datatrove")  # an error reaches the caller; the log would show it again
-                options = _local_options(workers, tasks) if is_local else {"workers": workers or -1}
-                with default_sigterm():
-                    EXECUTORS[executor](steps, tasks, logging_dir=str(folder / LOGS), **options).run()
-                write_manifest(folder)
-        except OSError as error:
-            if error.errno not in (*FULL, errno.EFBIG):
-                raise
-            raise write_error(error, folder, RESUME_HINT) from error
+        steps, tasks = tokenizing_tasks(corpus, tokenizer, folder, tasks, workers)
+        if steps:
+            logger.disable("datatrove")  # an error reaches the caller; the log would show it again
+            options = _local_options(workers, tasks) if is_local else {"workers": workers or -1}
+            with default_sigterm():
+                executor_class(steps, tasks, logging_dir=str(folder / LOGS), **options).run()
+            write_manifest(folder)
     return Documents(folder)
 
 
@@ -116,30 +109,27 @@ def tokenizing_tasks(
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer; give one that has a tokenizer.json")
-    folder, plain, digest = Path(folder).resolve(), plain_tokenizer(tokenizer), tokenizer_hash(tokenizer)
-    begun = next((read_json(folder / name) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
+    folder = Path(folder).resolve()
+    begun = {}
+    for name in (SETTINGS, MANIFEST):
+        if (folder / name).exists():
+            begun = read_json(folder / name)
     num_files = corpus.stream().num_shards
     tasks = tasks or begun.get("num_tasks") or min(max(num_files, MIN_TASKS), MAX_TASKS)
     num_parts = -(-tasks // num_files) if corpus.files else 1
+    plain = plain_tokenizer(tokenizer)
     settings = {
         "source": corpus.source,
-        "tokenizer": {"sha256": digest, "vocab_size": len(tokenizer)},
+        "tokenizer": {"sha256": tokenizer_hash(tokenizer), "vocab_size": len(tokenizer)},
         "special_tokens": _special_tokens(plain),
         "num_tasks": min(tasks, num_files * num_parts),
     }
-    if begun and (different := sorted(name for name in settings if settings[name] != begun.get(name))):
-        details = "; ".join(f"{name} is {begun.get(name)} there and {settings[name]} here" for name in different)
-        raise ValueError(
-            f"{folder} holds documents of something else: {details}. Choose another folder, or remove this one"
-        )
+    _check_folder(folder, settings, begun)
     if (folder / MANIFEST).exists():  # the folder may be read-only
         return [], settings["num_tasks"]
-    others = [file.name for file in folder.glob("*") if not file.name.endswith(".part") and file.name != LOCK]
-    if others and not begun:
-        raise ValueError(f"{folder} is not empty and holds no documents; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / SETTINGS, settings, "no text was tokenized")
-    with writing(folder / TOKENIZER, "no text was tokenized") as file:
+    write_json(folder / SETTINGS, settings)
+    with writing(folder / TOKENIZER) as file:
         file.write(plain.to_str().encode())
     for mark in folder.glob(f"{LOGS}/completions/*"):
         if not _is_whole(folder, int(mark.name)):  # after a power failure
@@ -148,11 +138,26 @@ def tokenizing_tasks(
     return steps, settings["num_tasks"]
 
 
+def _check_folder(folder, settings, begun):
+    """Raise ValueError if the folder holds documents of something else than its settings, or other files."""
+    if not begun:
+        others = [file for file in folder.glob("*") if not file.name.endswith(".part") and file.name != LOCK]
+        if others:
+            raise ValueError(f"{folder} is not empty and holds no documents; choose another folder")
+        return
+    different = [name for name in sorted(settings) if settings[name] != begun.get(name)]
+    if different:
+        details = "; ".join(f"{name} is {begun.get(name)} there and {settings[name]} here" for name in different)
+        raise ValueError(
+            f"{folder} holds documents of something else: {details}. Choose another folder, or remove this one"
+        )
+
+
 def _local_options(workers, tasks):
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    options = {"workers": min(workers if workers and workers > 0 else cores, tasks)}
-    # datatrove's forkserver imports torch each time
-    return options | ({"start_method": "fork"} if sys.platform == "linux" else {})
+    if sys.platform != "linux":
+        return {"workers": min(workers or os.cpu_count(), tasks)}
+    workers = workers or len(os.sched_getaffinity(0))
+    return {"workers": min(workers, tasks), "start_method": "fork"}  # datatrove's forkserver imports torch each time
 
 
 @contextmanager
@@ -202,21 +207,18 @@ def write_task(folder: Path, is_parallel: bool, data: Iterable[Document], rank: 
 
 
 def write_record(folder: Path, task: int, token_size: int) -> None:
-    """Write numbers and checksums of what a task wrote; `length_histogram` counts documents by powers of two."""
+    """Write numbers and checksums of what a task wrote."""
     files = task_files(folder, task)
     ends = np.fromfile(files["ends"], ENDS_DTYPE)
-    lengths = np.diff(ends, prepend=ENDS_DTYPE.type(0)).astype(np.int64)
-    tops, counts = np.unique(2 ** np.ceil(np.log2(np.maximum(lengths, 16))).astype(int), return_counts=True)
     record = {
         "task": task,
-        "documents": len(lengths),
-        "tokens": int(lengths.sum()),
+        "documents": len(ends),
+        "tokens": int(ends[-1]) if len(ends) else 0,
         "dtype": f"<u{token_size}",
         "sha256": {name: file_hash(file) for name, file in files.items()},
-        "length_histogram": dict(zip(map(str, tops.tolist()), counts.tolist())),
     }
     (folder / RECORDS).mkdir(exist_ok=True)
-    write_json(_record(folder, task), record, RESUME_HINT)
+    write_json(_record(folder, task), record)
 
 
 def _record(folder, task):
@@ -242,13 +244,13 @@ def write_manifest(folder: Path, *_) -> None:
         ValueError: No document holds a token.
     """
     settings = read_json(folder / SETTINGS)
-    numbers = range(settings["num_tasks"])
-    if num_missing := sum(not _is_whole(folder, task) for task in numbers):
-        raise OSError(f"{num_missing} of {len(numbers)} tasks are not complete; run the same again to continue")
-    tasks, histogram = [read_json(_record(folder, task)) for task in numbers], Counter()
-    for task in tasks:
-        histogram.update({int(top): count for top, count in task.pop("length_histogram").items()})
-    num_documents, num_tokens = (sum(task[name] for task in tasks) for name in ("documents", "tokens"))
+    num_tasks = settings["num_tasks"]
+    num_missing = sum(not _is_whole(folder, task) for task in range(num_tasks))
+    if num_missing:
+        raise OSError(f"{num_missing} of {num_tasks} tasks are not complete; run the same again to continue")
+    tasks = [read_json(_record(folder, task)) for task in range(num_tasks)]
+    num_documents = sum(task["documents"] for task in tasks)
+    num_tokens = sum(task["tokens"] for task in tasks)
     if num_tokens == num_documents * sum(settings["special_tokens"]):
         raise ValueError(f"no text of {settings['source']} has a token; there is nothing to train on")
     for part in folder.glob("*.part"):  # of tasks that were killed
@@ -258,7 +260,6 @@ def write_manifest(folder: Path, *_) -> None:
         "dtype": tasks[0]["dtype"],
         "num_documents": num_documents,
         "num_tokens": num_tokens,
-        "length_histogram": {str(top): histogram[top] for top in sorted(histogram)},
         "tasks": tasks,
     }
-    write_json(folder / MANIFEST, manifest, RESUME_HINT)
+    write_json(folder / MANIFEST, manifest)

@@ -20,14 +20,13 @@ from torch.utils.data import Dataset, SequentialSampler
 from transformers import TrainerCallback, TrainerState
 from transformers.integrations import unset_hf_deepspeed_config
 
-from ..files.output import saving, writing
+from ..files.output import writing
 from ..model.modeling_neobert import NeoBERTForMaskedLM
-from ..runs.manifests import STATE, CheckedCheckpoints, what_is_left
+from ..runs.manifests import STATE, CheckedCheckpoints
 from ..runs.resume import METRICS, last_complete_checkpoint
-from .flops import matrix_flops_per_s, training_flops
-from .optimizers import MakeOptimizer, Schedule, names_with_decay, trainable_parameters
+from .optimizers import MakeOptimizer, Schedule, check_optimizer, names_with_decay, trainable_parameters
 from .recipes import Recipe
-from .summary import COUNTS, SIZES
+from .summary import COUNTS
 
 SECONDS = "seconds"  # in these counts
 
@@ -42,9 +41,8 @@ class PretrainingTrainer(CheckedCheckpoints):
         **kwargs: As for Trainer. The training set is `PackedRows`, `MixedRows` or a stream.
 
     Each log holds Trainer's `loss` (per masked token), `learning_rate` and `grad_norm`, and also `perplexity`,
-    `masked_accuracy`, `num_tokens` and `num_masked` since the start of the run, `packing_efficiency`, `tokens_per_s`, and
-    `model_flops_utilization`, the share of this device's peak matrix-product throughput. `metrics.jsonl` in the output folder
-    holds one line for each log.
+    `masked_accuracy`, `num_tokens` and `num_masked` since the start of the run, `packing_efficiency` and `tokens_per_s`.
+    `metrics.jsonl` in the output folder holds one line for each log.
 
     Raises:
         FloatingPointError: The loss or the gradient was not finite. The check runs at each log, and there is a log before each
@@ -60,7 +58,8 @@ class PretrainingTrainer(CheckedCheckpoints):
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
-        self.recipe, self._make_optimizer = recipe, optimizer
+        self.recipe = recipe
+        self._make_optimizer = optimizer
         self._schedule = schedule or recipe.learning_rate_factor
         self.args.logging_nan_inf_filter = False  # the filter would hide a loss that must stop the run
         self.held_out: TokenCounter | None = None
@@ -79,8 +78,11 @@ class PretrainingTrainer(CheckedCheckpoints):
 
     # A private method: before transformers 5 there is no argument for rows in their own order.
     def _get_train_sampler(self, train_dataset: Dataset | None = None):
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        return SequentialSampler(dataset) if hasattr(dataset, "__len__") else None
+        if train_dataset is None:
+            train_dataset = self.train_dataset
+        if not hasattr(train_dataset, "__len__"):
+            return None
+        return SequentialSampler(train_dataset)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Return the names of all parameters or of the matrices only, as the recipe says."""
@@ -89,11 +91,14 @@ class PretrainingTrainer(CheckedCheckpoints):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer by the function that was given, or by Trainer."""
         if self._make_optimizer is None:
-            return super().create_optimizer(*() if model is None else (model,))  # transformers 4 has no such argument
+            given = () if model is None else (model,)  # transformers 4 has no such argument
+            return super().create_optimizer(*given)
         if model is not None:
             raise ValueError("FSDP1 flattens the parameters before the optimizer sees them; set fsdp_version: 2")
         if self.optimizer is None:
-            self.optimizer = self._make_optimizer(trainable_parameters(self.model))
+            parameters = trainable_parameters(self.model)
+            self.optimizer = self._make_optimizer(parameters)
+            check_optimizer(self.optimizer, parameters)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
@@ -110,10 +115,11 @@ class PretrainingTrainer(CheckedCheckpoints):
         if model.training:
             self.counter.count(inputs, labels, outputs)
         elif self.held_out is not None and not self._is_repeated():
-            # Trainer may have divided by the number of labels of all processes, and multiplied by the number of processes.
-            num_processes = 1 if num_items_in_batch is None else self.accelerator.num_processes
-            num_items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
-            self.held_out.count(inputs, labels, outputs, loss.detach() * num_items / num_processes)
+            if num_items_in_batch is None:
+                loss_sum = loss.detach() * (labels != -100).sum()
+            else:  # Trainer has divided by the labels of all processes, and multiplied by the number of processes
+                loss_sum = loss.detach() * num_items_in_batch / self.accelerator.num_processes
+            self.held_out.count(inputs, labels, outputs, loss_sum)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -123,14 +129,12 @@ class PretrainingTrainer(CheckedCheckpoints):
             counts = self.counter.totals(self.accelerator)
             logs |= self._training_figures(logs["loss"], counts)
             # Trainer writes this state into the checkpoint that follows a log of the same step.
-            totals = {name: counts[name] for name in TokenCounter.NAMES}
-            self.state.stateful_callbacks[COUNTS] = totals | {SECONDS: self.seconds}
+            self.state.stateful_callbacks[COUNTS] = counts | {SECONDS: self.seconds}
         elif "eval_loss" in logs and self.held_out is not None:
             logs |= self._held_out_figures()
         super().log(logs, start_time)
         if self.is_world_process_zero():
-            metrics = Path(self.args.output_dir, METRICS)
-            with saving(metrics, what_is_left(metrics.parent)), metrics.open("a", encoding="utf-8") as file:
+            with Path(self.args.output_dir, METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(self.state.log_history[-1]) + "\n")
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
@@ -152,7 +156,7 @@ class PretrainingTrainer(CheckedCheckpoints):
         assert self.held_out is not None
         counts = self.held_out.totals(self.accelerator)
         num_masked = counts["num_masked"] or math.nan  # there is no mean over no tokens
-        loss = counts["loss_sum"] / num_masked
+        loss = self.accelerator.reduce(self.held_out.loss_sum, "sum").item() / num_masked
         of_labels = self.accelerator.reduce(self.held_out.of_labels, "sum")
         self.most_frequent = of_labels.argmax().item()
         return {
@@ -163,51 +167,51 @@ class PretrainingTrainer(CheckedCheckpoints):
         }
 
     def _training_figures(self, loss, counts):
-        now, before = time.perf_counter(), self._last_log
-        self._last_log = (now, counts, self.state.global_step)
-        new = {name: counts[name] - before[1][name] for name in TokenCounter.NAMES}
-        seconds, num_steps = now - before[0], self.state.global_step - before[2]
+        now, step = time.perf_counter(), self.state.global_step
+        last_time, last_counts, last_step = self._last_log
+        self._last_log = (now, counts, step)
+        new = {name: counts[name] - last_counts[name] for name in TokenCounter.NAMES}
+        seconds = now - last_time
         self.seconds += seconds
-        flops = training_flops(self.accelerator.unwrap_model(self.model), *(new[name] for name in SIZES))
         return {
             "perplexity": math.exp(min(loss, 700)),
             "masked_accuracy": new["num_correct"] / max(new["num_masked"], 1),
-            **{name: counts[name] for name in ("num_tokens", "num_masked")},
-            "packing_efficiency": new["num_tokens"] / (num_steps * self.args.tokens_per_step),
+            "num_tokens": counts["num_tokens"],
+            "num_masked": counts["num_masked"],
+            "packing_efficiency": new["num_tokens"] / ((step - last_step) * self.args.tokens_per_step),
             "tokens_per_s": new["num_tokens"] / seconds,
-            "model_flops_utilization": flops / seconds / (self._peak * self.accelerator.num_processes),
         }
 
     def _check_finite(self, logs):
         """Raise an error if the loss since the last log, or the gradient of this step, was not finite."""
         # a step that the gradient scaler of fp16 skipped changed nothing
         grad_norm = 0.0 if self.accelerator.optimizer_step_was_skipped else logs.get("grad_norm", 0.0)
-        bad = [name for name, value in (("loss", logs["loss"]), ("gradient", grad_norm)) if not math.isfinite(value)]
-        if bad:
-            last = last_complete_checkpoint(self.args.output_dir)
-            advice = f"the last good checkpoint is {last}" if last else "no checkpoint was written before it"
+        for name, value in {"loss": logs["loss"], "gradient": grad_norm}.items():
+            if math.isfinite(value):
+                continue
             steps = f"{self._last_log[2] + 1} to {self.state.global_step}"
+            last = last_complete_checkpoint(self.args.output_dir)
             raise FloatingPointError(
-                f"the {bad[0]} was not finite in the optimizer steps {steps}; {advice}. Lower learning_rate, or inspect the rows "
-                "of these steps"
+                f"the {name} was not finite in the optimizer steps {steps}; the last good checkpoint is {last}. Lower "
+                "learning_rate, or inspect the rows of these steps"
             )
 
     # Start, save and resume
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs):
         """Train from the start, or resume exactly from a checkpoint of the same run."""
-        checkpoint = Path(resume_from_checkpoint or ".", STATE)
-        state = TrainerState.load_from_json(str(checkpoint)) if resume_from_checkpoint else TrainerState()
+        state = TrainerState()
+        if resume_from_checkpoint:
+            state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, STATE)))
         if self.is_world_process_zero():
             metrics = Path(self.args.output_dir, METRICS)
             metrics.parent.mkdir(parents=True, exist_ok=True)
+            lines = [json.dumps(entry) + "\n" for entry in state.log_history]
             with writing(metrics) as file:
-                file.write("".join(json.dumps(entry) + "\n" for entry in state.log_history).encode())
+                file.write("".join(lines).encode())
         before = state.stateful_callbacks.get(COUNTS, dict.fromkeys(TokenCounter.NAMES, 0))
         self.seconds = before.get(SECONDS, 0.0)  # of the whole run
         self.counter = TokenCounter(self.args.device, before)
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
-        self._peak = matrix_flops_per_s(self.args.device, dtype)
         self._last_log = (time.perf_counter(), before, state.global_step)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
@@ -227,7 +231,7 @@ def keep_float32(plugin: FullyShardedDataParallelPlugin) -> None:
 class TokenCounter:
     """Sums over batches, kept on the device to avoid synchronization."""
 
-    NAMES = ("num_tokens", "num_masked", "num_correct", "sum_of_squares")
+    NAMES = ("num_tokens", "num_masked", "num_correct")
 
     def __init__(self, device: torch.device, before: dict | None = None, vocab_size: int = 0):
         self.of_labels = torch.zeros(vocab_size, dtype=torch.int64, device=device)  # labels of each token
@@ -239,13 +243,9 @@ class TokenCounter:
         """Add a batch: number of tokens, labels and correct predictions, and the sum of the losses at its labels."""
         is_masked = labels != -100
         if "attention_mask" in inputs:
-            lengths = inputs["attention_mask"].sum(-1)
-            num_tokens, squares = lengths.sum(), lengths.square().sum()
-        else:
-            # torch.tensor would wait for the device
+            num_tokens = inputs["attention_mask"].sum()
+        else:  # torch.tensor would wait for the device
             num_tokens = torch.full((), labels.numel(), device=labels.device)
-            positions = inputs.get("position_ids")  # for a document of n tokens: 1 + 3 + 5 + ... + (2 n - 1) = n^2
-            squares = num_tokens**2 if positions is None else (2 * positions + 1).sum()
         num_correct = getattr(outputs, "num_correct", None)
         if num_correct is None:
             predictions = outputs["logits"].argmax(-1)
@@ -253,14 +253,13 @@ class TokenCounter:
             num_correct = (predictions == expected).sum()
         if len(self.of_labels):  # of held-out rows: bincount waits for the device
             self.of_labels += torch.bincount(labels[is_masked], minlength=len(self.of_labels))
-        self.counts += torch.stack((num_tokens, is_masked.sum(), num_correct, squares))
+        self.counts += torch.stack((num_tokens, is_masked.sum(), num_correct))
         self.loss_sum += loss_sum
 
     def totals(self, accelerator) -> dict[str, float]:
         """Return the sums over all processes as numbers; every process must call this."""
         counts = accelerator.reduce(self.counts, "sum").tolist()
-        totals = {name: count + self.before.get(name, 0) for name, count in zip(self.NAMES, counts)}
-        return totals | {"loss_sum": accelerator.reduce(self.loss_sum, "sum").item()}
+        return {name: count + self.before.get(name, 0) for name, count in zip(self.NAMES, counts)}
 
 
 def predicted_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -276,15 +275,20 @@ def predicted_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
     Returns:
         (B, L).
     """
-    is_label, predictions = labels != -100, logits.argmax(-1)
-    return labels.masked_scatter(is_label, predictions[is_label] if predictions.ndim > 1 else predictions)
+    is_label = labels != -100
+    predictions = logits.argmax(-1)
+    if predictions.ndim > 1:
+        predictions = predictions[is_label]
+    return labels.masked_scatter(is_label, predictions)
 
 
 def masked_lm_loss(outputs, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
     """Return the cross-entropy per masked token of the whole optimizer step, for models that ignore `num_items_in_batch`."""
     logits = outputs["logits"].flatten(0, -2).float()
     summed = F.cross_entropy(logits, labels.flatten(), reduction="sum")
-    return summed / (num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum().clamp(min=1))
+    if num_items_in_batch is None:
+        num_items_in_batch = (labels != -100).sum().clamp(min=1)
+    return summed / num_items_in_batch
 
 
 class LogWhereItEnds(TrainerCallback):

@@ -36,8 +36,6 @@ from .collators import PackedMLMCollator
 from .optimizers import (
     MakeOptimizer,
     Schedule,
-    describe_optimizer,
-    describe_schedule,
     muon,
     name_of,
     names_with_decay,
@@ -82,7 +80,7 @@ def pretrain(
 
     Raises:
         ValueError: An argument is wrong, the folder belongs to another run, or another run writes to it; the optimizer leaves out
-            a parameter, or the schedule returns no finite number of at least 0.
+            a parameter.
         OSError: A file cannot be read or written.
         FloatingPointError: The loss or the gradient was not finite.
     """
@@ -91,8 +89,10 @@ def pretrain(
 
 
 def _pretrain(data, training, recipe, variant, optimizer, schedule):
-    functions = check_functions(training, recipe, {"model": variant, "optimizer": optimizer, "schedule": schedule})
-    of_schedule = {} if schedule is None else {"schedule": describe_schedule(schedule, recipe.max_steps)}
+    given = {"model": variant, "optimizer": optimizer, "schedule": schedule}
+    functions = {name: name_of(function) for name, function in given.items() if function is not None}
+    if optimizer is not None:
+        training.refuse_optim("a function that makes the optimizer")
     record = record_of(data, training, functions)
     set_seed(training.seed)
     say(f"recipe {training.recipe}, phase {training.phase}:\n{as_yaml(record)}")
@@ -103,7 +103,7 @@ def _pretrain(data, training, recipe, variant, optimizer, schedule):
     with without_bars():
         model = make_model(recipe, training, tokenizer, variant)
     optimizer = optimizer or optimizer_of(recipe, model)
-    run = identity(training, model, tokenizer, rows, variant, optimizer) | of_schedule
+    run = identity(training, model, tokenizer, rows) | functions
     if training.phase == 2:
         draws_held_out = not data.streaming and not data.validation_files
         check_start(training.init_from, model, len(tokenizer), run, draws_held_out)
@@ -125,29 +125,6 @@ def _pretrain(data, training, recipe, variant, optimizer, schedule):
     trainer = train_or_resume(make_trainer, training, run)
     finish(trainer, run, record)
     return trainer
-
-
-def check_functions(
-    training: PretrainingArguments, recipe: Recipe, given: dict[str, Callable | None]
-) -> dict[str, str]:
-    """Return the names of the functions that `pretrain` got, by argument.
-
-    Raises:
-        ValueError: One is no function, or an option names an optimizer beside the one that a function makes.
-    """
-    for name, function in given.items():
-        if function is not None and not callable(function):
-            raise ValueError(
-                f"{name}={function!r} is no function; give a name to PretrainingArguments, and functions to pretrain"
-            )
-    functions = {name: name_of(function) for name, function in given.items() if function is not None}
-    if "optimizer" in functions:
-        training.refuse_optim("a function that makes the optimizer")
-        if recipe.optimizer != "adamw":
-            raise ValueError(
-                f"optimizer={recipe.optimizer!r} has no effect beside the function {functions['optimizer']}; give one"
-            )
-    return functions
 
 
 def make_model(
@@ -184,23 +161,24 @@ def build_model(
     Raises:
         ValueError: An override names no field of the config, or a field that is no number.
     """
-    config_class = variant.config_class if isinstance(variant, type) else NeoBERTConfig  # type: ignore[attr-defined]
+    config_class = getattr(variant, "config_class", NeoBERTConfig)
     if recipe.architecture != "neobert":
         if variant is not None:
             raise ValueError(f"architecture={recipe.architecture!r} and model are both given; give one of them")
         config_class = CONFIG_MAPPING[recipe.architecture]
     values = dict(recipe.config, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
+    values["max_position_embeddings"] = recipe.max_length
     if issubclass(config_class, NeoBERTConfig):
-        config = config_class(**values, max_position_embeddings=recipe.max_length, sparse_prediction=True)
+        values["sparse_prediction"] = True
     else:  # position ids of RoBERTa start at pad_token_id + 1
-        config = config_class(**values, max_position_embeddings=recipe.max_length + tokenizer.pad_token_id + 1)
+        values["max_position_embeddings"] += tokenizer.pad_token_id + 1
+    config = config_class(**values)
     if config_overrides:
-        try:
-            config.update_from_string(config_overrides)
-        except (ValueError, AttributeError, TypeError) as error:
-            raise ValueError(f"config_overrides={config_overrides!r}: {error}") from error
+        config.update_from_string(config_overrides)
         config = type(config).from_dict(config.to_dict())  # validates the combination
-    return AutoModelForMaskedLM.from_config(config) if variant is None else variant(config)
+    if variant is None:
+        return AutoModelForMaskedLM.from_config(config)
+    return variant(config)
 
 
 def check_variant(model: PreTrainedModel, recipe: Recipe) -> None:
@@ -211,14 +189,12 @@ def check_variant(model: PreTrainedModel, recipe: Recipe) -> None:
             f"model={made_by.__name__} is defined in the script itself, whose code cannot be saved beside the weights; define "
             "it in another file and import it"
         )
-    if not isinstance(model, NeoBERTForMaskedLM):
-        if recipe.batch_format == "packed":
-            raise ValueError(
-                f"model={made_by.__name__} is no NeoBERT and may not keep packed documents apart; choose "
-                "batch_format='padded'"
-            )
-    else:
+    if isinstance(model, NeoBERTForMaskedLM):
         check_model_type(model, is_stock=made_by is NeoBERTForMaskedLM)
+    elif recipe.batch_format == "packed":
+        raise ValueError(
+            f"model={made_by.__name__} is no NeoBERT and may not keep packed documents apart; choose batch_format='padded'"
+        )
     with torch.device("meta"):
         again = made_by(model.config)
     if list(map(type, model.modules())) != list(map(type, again.modules())):
@@ -226,17 +202,6 @@ def check_variant(model: PreTrainedModel, recipe: Recipe) -> None:
             f"model is a {made_by.__name__} with modules that {made_by.__name__}(config) does not have, so its saved folder "
             "would load as another model; write a subclass that makes these modules"
         )
-
-
-def full_name(function: Callable) -> str:
-    """Return module and name of a class or function, which identify it in `run.json`.
-
-    Raises:
-        ValueError: It has no name of its own, such as a `functools.partial`.
-    """
-    if not hasattr(function, "__qualname__"):
-        raise ValueError(f"{function!r} has no name, which a resume would compare; give a class or a function")
-    return f"{function.__module__}.{function.__qualname__}"
 
 
 def load_model(init_from: str, variant: ModelOrClass | None = None) -> PreTrainedModel:
@@ -247,7 +212,7 @@ def load_model(init_from: str, variant: ModelOrClass | None = None) -> PreTraine
         variant: As `model` of `pretrain`, but no function.
 
     Raises:
-        ValueError: The variant is a function, or none is given and no Auto class knows the folder's model.
+        ValueError: The variant is a function, or no Auto class knows the folder's model.
     """
     if variant is None:
         kind = PretrainedConfig.get_config_dict(init_from)[0].get("model_type")
@@ -255,10 +220,7 @@ def load_model(init_from: str, variant: ModelOrClass | None = None) -> PreTraine
             raise ValueError(f"{init_from} holds a {kind}, whose class is not known here; give it as model=")
         return AutoModelForMaskedLM.from_pretrained(init_from, dtype=torch.float32)
     if not isinstance(variant, type):
-        raise ValueError(
-            f"model={variant.__qualname__} is a function, which makes new weights, but phase 2 loads those of init_from; "
-            "give a class"
-        )
+        raise ValueError(f"model={name_of(variant)} is a function, which makes new weights; phase 2 needs a class")
     return variant.from_pretrained(init_from, dtype=torch.float32)  # type: ignore[attr-defined]  # of a model
 
 
@@ -291,33 +253,38 @@ def check_start(init_from: str, model: PreTrainedModel, num_tokens: int, run: di
     Raises:
         ValueError: The architecture or the tokenizer is another, or phase 1 may have trained on documents that are held out here.
     """
-    folder, reasons = Path(init_from), []
-    folders = [folder, folder.parent] if folder.name.startswith(PREFIX_CHECKPOINT_DIR) else [folder]
-    files = [path / name for path in folders for name in (RUN, SUMMARY) if (path / name).is_file()]
-    first = read_json(files[0]) if files else {}
-    if "model" not in run and model.config.model_type != run["recipe"]["architecture"]:
-        reasons.append(f"its architecture is {model.config.model_type}; give the recipe of phase 1")
+    folder = Path(init_from)
+    folders = [folder]
+    if folder.name.startswith(PREFIX_CHECKPOINT_DIR):
+        folders.append(folder.parent)
+    files = [path / name for path in folders for name in (RUN, SUMMARY)]
+    file = next((file for file in files if file.is_file()), None)
+    first = {} if file is None else read_json(file)
+    fault = f"phase 2 cannot start from {init_from}"
+    config = model.config
+    if "model" not in run and config.model_type != run["recipe"]["architecture"]:
+        raise ValueError(f"{fault}: its architecture is {config.model_type}; give the recipe of phase 1")
     is_same_tokenizer = first.get("tokenizer_sha256") in (None, run["tokenizer_sha256"])
-    if num_tokens > model.config.vocab_size or not is_same_tokenizer:
-        reasons.append(
-            f"its tokenizer is another, with {model.config.vocab_size} tokens, and this one has {num_tokens}; give the "
+    if num_tokens > config.vocab_size or not is_same_tokenizer:
+        raise ValueError(
+            f"{fault}: its tokenizer is another, with {config.vocab_size} tokens, and this one has {num_tokens}; give the "
             "tokenizer_name of phase 1"
         )
-    if draws_held_out and not files:
+    if not draws_held_out:
+        return
+    if file is None:
         logger.warning(
             f"{init_from} holds no {RUN}: its training may have used the documents that are held out here; give "
             "validation_files to evaluate on other text"
         )
-    elif draws_held_out:
-        held_out, wanted = first.get("held_out", {}), run["held_out"]["num_held_out"]
-        is_same_text = all(first.get(name) == run[name] for name in ("seed", "data"))
-        if not is_same_text or held_out.get("files") or held_out.get("num_held_out", 0) < wanted:
-            reasons.append(
-                "its training may have used the documents that are held out here; give validation_files, or the text, seed "
-                "and num_held_out of phase 1"
-            )
-    if reasons:
-        raise ValueError(f"phase 2 cannot start from {init_from}: {'; '.join(reasons)}")
+        return
+    held_out = first.get("held_out", {})
+    is_same_text = all(first.get(name) == run[name] for name in ("seed", "data"))
+    if not is_same_text or held_out.get("files") or held_out.get("num_held_out", 0) < run["held_out"]["num_held_out"]:
+        raise ValueError(
+            f"{fault}: its training may have used the documents that are held out here; give validation_files, or the text, "
+            "seed and num_held_out of phase 1"
+        )
 
 
 def identity(
@@ -325,28 +292,31 @@ def identity(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     rows: RunRows,
-    variant: ModelOrClass | None,
-    optimizer: MakeOptimizer | None,
 ) -> dict:
     """Return everything that decides the weights of a run, in plain types; a resume compares it with `run.json`."""
-    recipe, config = asdict(training.to_recipe()), model.config.to_diff_dict()
-    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")  # by accelerate launch --mixed_precision
+    recipe = asdict(training.to_recipe())
+    for name in ("corpus", "text_column", "tokenizer"):
+        del recipe[name]
+    config = model.config.to_diff_dict()
+    for name in ("auto_map", "transformers_version"):
+        config.pop(name, None)
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")  # by accelerate launch --mixed_precision
+    if training.bf16:
+        precision = "bf16"
+    elif training.fp16:
+        precision = "fp16"
     run = {
-        "recipe": {k: v for k, v in recipe.items() if k not in ("corpus", "text_column", "tokenizer")},
+        "recipe": recipe,
         "phase": training.phase,
         "init_from": training.init_from,
-        "config": {k: v for k, v in config.items() if k not in ("auto_map", "transformers_version")},
+        "config": config,
         "tokenizer_sha256": tokenizer_hash(tokenizer),
         "seed": training.seed,
-        "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else launched,
+        "precision": precision,
+        "optim": training.optim.value,
+        "optim_args": training.optim_args,
         **rows.identity,
     }
-    if variant is not None:
-        run["model"] = full_name(variant)
-    if optimizer is None:
-        run |= {"optim": training.optim.value, "optim_args": training.optim_args}
-    else:
-        run["optimizer"] = describe_optimizer(optimizer, trainable_parameters(model))
     if training.deepspeed_plugin is not None:  # its checkpoints hold the optimizer's state in files of their own
         run["zero_stage"] = training.deepspeed_plugin.zero_stage
     return json.loads(json.dumps(run))  # as it is read from the file
@@ -355,22 +325,33 @@ def identity(
 def make_collator(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PackedMLMCollator:
     """Return the collator with the masks and the batch format of a recipe."""
     is_packed = recipe.batch_format == "packed"
-    options = {"return_flash_attn_kwargs": is_packed}
-    options["trust_boundaries"] = is_packed  # the GPU does not wait for checks of positions and labels
-    shares = (recipe.mask_rate[0], recipe.mask_replace_prob, recipe.random_replace_prob)
-    return PackedMLMCollator(tokenizer, *shares, recipe.batch_format, **options)
+    return PackedMLMCollator(
+        tokenizer,
+        recipe.mask_rate[0],
+        recipe.mask_replace_prob,
+        recipe.random_replace_prob,
+        recipe.batch_format,
+        return_flash_attn_kwargs=is_packed,
+        trust_boundaries=is_packed,  # the GPU does not wait for checks of positions and labels
+    )
 
 
 def finish(trainer: PretrainingTrainer, run: dict, record: dict) -> None:
     """Evaluate, save the model and the summary, and print the summary as one line of JSON."""
-    metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
+    metrics = {}
+    if trainer.eval_dataset is not None:
+        metrics = trainer.evaluate()
     trainer.model.config.sparse_prediction = False
     if trainer.is_fsdp_enabled:  # one file, even if checkpoints are sharded
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-    with saving(Path(trainer.args.output_dir), what_is_left(trainer.args.output_dir)), without_bars():
+    folder = trainer.args.output_dir
+    with saving(Path(folder), what_is_left(folder)), without_bars():
         trainer.save_model()
-    if trainer.is_world_process_zero():
-        summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")}, record)
-        if metrics:
-            say(HELD_OUT.format(**metrics, token=trainer.processing_class.decode([trainer.most_frequent])))
-        say(json.dumps({k: v for k, v in summary.items() if not isinstance(v, dict)}))
+    if not trainer.is_world_process_zero():
+        return
+    held_out = {name: value for name, value in metrics.items() if name.startswith("eval_")}
+    summary = write_summary(trainer, run, held_out, record)
+    if metrics:
+        token = trainer.processing_class.decode([trainer.most_frequent])
+        say(HELD_OUT.format(**metrics, token=token))
+    say(json.dumps({name: value for name, value in summary.items() if not isinstance(value, dict)}))

@@ -1,6 +1,7 @@
 """Another vocabulary for a trained model: a new token begins as the mean of the tokens that the old tokenizer gives for it."""
 
 import copy
+import itertools
 from pathlib import Path
 
 import torch
@@ -32,24 +33,20 @@ def adapt_vocabulary(
         new: The tokenizer of the copy.
 
     Raises:
-        ValueError: A tokenizer has no mask or padding token, or `old` has more tokens than the model.
+        ValueError: A tokenizer has no mask or padding token.
     """
-    for role in ("mask_token", "pad_token"):
-        for name, tokenizer in (("old", old), ("new", new)):
-            if getattr(tokenizer, role) is None:
-                raise ValueError(
-                    f"the {name} tokenizer has no {role}, which pretraining needs; add it by add_special_tokens"
-                )
-    if len(old) > model.config.vocab_size:
-        raise ValueError(
-            f"the old tokenizer has {len(old)} tokens, but the model {model.config.vocab_size}; give the tokenizer of this model"
-        )
+    for name, tokenizer in {"old": old, "new": new}.items():
+        if tokenizer.mask_token is None or tokenizer.pad_token is None:
+            raise ValueError(
+                f"the {name} tokenizer has no mask_token or no pad_token, which pretraining needs; add it by add_special_tokens"
+            )
     tokens = old_tokens(old, new)
-    ids = torch.tensor([i for of_token in tokens for i in of_token])
+    ids = torch.tensor(list(itertools.chain.from_iterable(tokens)))
     starts = torch.tensor([0, *map(len, tokens)]).cumsum(0)[:-1]
 
     config = copy.deepcopy(model.config)
-    config.vocab_size, config.pad_token_id = len(tokens), new.pad_token_id
+    config.vocab_size = len(tokens)
+    config.pad_token_id = new.pad_token_id
     weights = {name: weight.cpu() for name, weight in model.state_dict().items()}
     for name in ("model.encoder.weight", "decoder.weight", "decoder.bias"):
         rows = weights[name].view(model.config.vocab_size, -1)
@@ -67,12 +64,17 @@ def old_tokens(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> li
     that the old tokenizer gives for its text. A token without text means all old tokens.
     """
     known, vocabulary = old.get_vocab(), new.get_vocab()
-    roles = {getattr(new, role): getattr(old, role) for role in SPECIAL_TOKENS if getattr(old, role)}
-    known |= {token: known[of_role] for token, of_role in roles.items() if token}
+    for role in SPECIAL_TOKENS:
+        of_old, of_new = getattr(old, role), getattr(new, role)
+        if of_old and of_new:
+            known[of_new] = known[of_old]
     everything = list(range(len(old)))
     found = [everything] * (max(vocabulary.values()) + 1)
     for token, i in vocabulary.items():
-        found[i] = [known[token]] if token in known else _split(token, old, new) or everything
+        if token in known:
+            found[i] = [known[token]]
+        else:
+            found[i] = _split(token, old, new) or everything
     return found
 
 
@@ -85,7 +87,8 @@ def _split(token: str, old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFas
     if text != token and isinstance(of_old.model, WordPiece):
         # The old WordPiece finds "##ing" as the begin of a word that is spelled so, and splits "##ings" into "##ing" and "##s".
         part = of_old.normalizer.normalize_str(text) if of_old.normalizer else text
-        ids = [found.id for found in of_old.model.tokenize(of_old.model.continuing_subword_prefix + part)]
+        pieces = of_old.model.tokenize(of_old.model.continuing_subword_prefix + part)
+        ids = [piece.id for piece in pieces]
         if old.unk_token_id not in ids:
             return ids
     return old(text, add_special_tokens=False)["input_ids"]
@@ -109,16 +112,15 @@ def write_adapted_model(
         The folder.
 
     Raises:
-        ValueError: The source is an adapter or has no decoder, or `start` holds another model; or as `adapt_vocabulary`.
+        ValueError: The source has no decoder, or `start` holds another model; or as `adapt_vocabulary`.
         OSError: A file cannot be read or written.
     """
     if data.tokenizer_name and vocab_size:
         raise ValueError(
             f"vocab_size={vocab_size} has no effect on the tokenizer {data.tokenizer_name}; give one of them"
         )
-    if Path(source, "adapter_config.json").is_file():
-        raise ValueError(f"{source} holds an adapter; merge it, and give the folder of the whole model")
-    folder, old = Path(training.output_dir, "start"), load_tokenizer(source)
+    folder = Path(training.output_dir, "start")
+    old = load_tokenizer(source)
     with without_bars():
         model = NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32)
     if "decoder" in model.new_layers:
@@ -132,10 +134,12 @@ def write_adapted_model(
     if folder.exists():
         kept = NeoBERTForMaskedLM.from_pretrained(folder).state_dict()
         is_same = tokenizer_hash(load_tokenizer(str(folder))) == tokenizer_hash(new)
-        if not is_same or not all(torch.equal(kept[name], value) for name, value in adapted.state_dict().items()):
+        for name, value in adapted.state_dict().items():
+            is_same = is_same and torch.equal(kept[name], value)
+        if not is_same:
             raise ValueError(f"{folder} holds another model or tokenizer; give another output_dir, or remove it")
         return str(folder)
-    with new_folder(folder, hint="no folder was written") as part:
+    with new_folder(folder) as part:
         adapted.save_pretrained(part)
         new.save_pretrained(part)
         write_record(part, training, source=source, rows={}, settings={}, remark="The vocabulary is new.")

@@ -2,17 +2,13 @@
 
 import logging
 import math
-import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from statistics import fmean, median
-from time import perf_counter
+from statistics import fmean
 
-import torch
 from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from huggingface_hub.utils import enable_progress_bars as enable_downloads
-from psutil import getloadavg
 from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerCallback
 from transformers.modeling_utils import logger
@@ -21,7 +17,6 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 from ..files.messages import say
 
 NOT_SHOWN = ("_runtime", "_per_second", "_time", "_trivial_masked_accuracy")
-FIRST, LAST, SLOW = 10, 5, 3  # the last steps are slow if they take this many times as long as the first ones
 MOST_SCORES = 5  # in a line; an evaluation of a search has thirty
 # Reports of transformers 5 and 4 on weights, and a name in them that is not of a head.
 REPORT = re.compile("LOAD REPORT|newly initialized|were not used when initializing")
@@ -30,31 +25,7 @@ OF_ENCODER = re.compile(rf"(?:^|^- |')(?!{HEADS})\w+\.\w", re.MULTILINE)
 
 
 class EpochLines(TrainerCallback):
-    """A line for each epoch: the mean of its losses, and the scores after it; for each log in a run of one epoch or of steps.
-
-    One more if other processes slow a training on a CPU down: a thread that waits for a core stops all of them.
-    """
-
-    seconds: list[float] = []  # of the first steps and the last ones
-    is_told = False
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        """Start the clock of a step."""
-        self.started = perf_counter()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        """Tell once that the steps take several times as long as the first ones, and the machine has more to do than cores."""
-        self.seconds = [*self.seconds[:FIRST], *self.seconds[FIRST:][1 - LAST :], perf_counter() - self.started]
-        first, last = median(self.seconds[:FIRST]), median(self.seconds[-LAST:])
-        if self.is_told or last < SLOW * first or args.device.type != "cpu" or torch.get_num_threads() == 1:
-            return
-        load, cores = getloadavg()[0], os.cpu_count() or 1
-        if load > cores + 0.5:
-            self.is_told = True
-            say(
-                f"a step takes {last:.2g} s, the first ones took {first:.2g} s, and {load:.1f} processes share {cores} cores: "
-                f"fewer than {torch.get_num_threads()} threads may be faster (OMP_NUM_THREADS)"
-            )
+    """A line for each epoch: the mean of its losses, and the scores after it; for each log in a run of one epoch or of steps."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Tell a log of a run of steps; beside a bar, which has the loss, its scores alone."""

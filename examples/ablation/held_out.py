@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .collators import PackedMLMCollator
+from neobert_hf.pretraining import PackedMLMCollator
 
 MASK_RATE = 0.2  # whatever the rate of the training
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from held_out import held_out_losses
 from pretraining_runs import SMALL
 
-from neobert_hf.pretraining import RECIPES, PackedMLMCollator, build_model, held_out_losses
+from neobert_hf.pretraining import RECIPES, PackedMLMCollator, build_model
 
 
 def test_held_out_losses_are_those_of_a_plain_pass(tokenizer):
