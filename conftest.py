@@ -135,6 +135,31 @@ def json_lines(file, rows):
     return file
 
 
+def files_of_pairs(folder, **counts):
+    """Files of random pairs in the columns q and d, one for each name."""
+    rng, words, files = np.random.default_rng(0), SENTENCE.split(), []
+    for name, count in counts.items():
+        rows = [{"q": " ".join(rng.choice(words, 3)), "d": " ".join(rng.choice(words, 6))} for _ in range(count)]
+        files.append(str(json_lines(folder / f"{name}.jsonl", rows)))
+    return files
+
+
+def flags(options):
+    """Options as words of a command line; one with the value None is left out."""
+    words = []
+    for name, value in options.items():
+        if value is not None:
+            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+def losses_of(folder):
+    """The loss of each step, as the newest checkpoint of a run has them."""
+    states = Path(folder).glob("checkpoint-*/trainer_state.json")
+    last = max(states, key=lambda file: int(file.parent.name.split("-")[1]))
+    return {entry["step"]: entry["loss"] for entry in json.loads(last.read_text())["log_history"] if "loss" in entry}
+
+
 def contents(folder):
     """The bytes of each file and link of a folder, by path."""
     files = (file for file in folder.rglob("*") if file.is_file() or file.is_symlink())

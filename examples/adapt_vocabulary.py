@@ -8,7 +8,7 @@
 
 A new WordPiece tokenizer learns the words of the text, unless --tokenizer_name gives one. A token that the model has not seen
 begins as the mean of the tokens that its old tokenizer gives for it. The folder `start` in the output folder holds the model
-before the training. Rerun the command with `--resume_from_checkpoint last` after an interruption.
+before the training. Rerun the command after an interruption.
 
 The learning rate is a constant tenth of --learning_rate; --schedule linear decays from all of it to zero.
 """

@@ -39,10 +39,10 @@ class Words(WordTokenizer):
 
 def read(files, text_column, data=None, rank=0, world_size=1):
     """Yield the rows of a file; unlike datatrove's reader, it raises an error at a damaged line."""
-    for place, row in read_rows(files[rank]):
-        if not isinstance(row, dict) or not isinstance(row.get(text_column), str):
-            raise ValueError(f"{place}: no text in the column {text_column!r}; name another --text_column")
-        yield Document(text=row[text_column], id=place, metadata=row)
+    for row in read_rows(files[rank]):
+        if not isinstance(row.values, dict) or not isinstance(row.values.get(text_column), str):
+            raise ValueError(f"{row.place}: no text in the column {text_column!r}; name another --text_column")
+        yield Document(text=row.values[text_column], id=row.place, metadata=row.values)
 
 
 def write(folder, data, rank=0, world_size=1):

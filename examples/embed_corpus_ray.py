@@ -35,17 +35,26 @@ def embed(files: str, output: Path, model: str, dtype: str, gpus: int):
     done = Path(f"{output.resolve()}.{Path(model).name}.{dtype}")  # keeps the ids until all rows are written
     if output.exists() and any(output.iterdir()) and not done.exists():
         raise ValueError(f"{output} has files of another run; choose a new folder")
-    embedder, first = Embedder(model, dtype), pyarrow.dataset.dataset(files).head(1000, ["id", "text"])
+    embedder = Embedder(model, dtype)
+    first = pyarrow.dataset.dataset(files).head(1000, ["id", "text"])
     embedder(first.slice(0, 1))  # raises what each core would raise
     if not isinstance(embedder.model, OnnxModel):  # what the processes of Ray say is not shown
-        texts = [prompt_of(embedder.model) + text for text in first["text"].fill_null("").to_pylist()]
+        prompt = prompt_of(embedder.model)
+        texts = [prompt + text for text in first["text"].fill_null("").to_pylist()]
         warn_of_truncated(embedder.model, f"the first {len(texts):,} rows", texts)
     ray.init(log_to_driver=False)
-    ray.data.DataContext.get_current().checkpoint_config = ray.data.checkpoint.CheckpointConfig("id", str(done))
+    context = ray.data.DataContext.get_current()
+    context.checkpoint_config = ray.data.checkpoint.CheckpointConfig("id", str(done))
     pool = ray.data.ActorPoolStrategy(size=gpus or int(ray.cluster_resources()["CPU"]))
     rows = ray.data.read_parquet(files, columns=["id", "text"], num_cpus=0).repartition(target_num_rows_per_block=1024)
-    options = {"batch_format": "pyarrow", "num_gpus": min(gpus, 1), "num_cpus": 0}  # Ray's own tasks need the cores
-    rows = rows.map_batches(Embedder, fn_constructor_args=[model, dtype], compute=pool, **options)
+    rows = rows.map_batches(
+        Embedder,
+        fn_constructor_args=[model, dtype],
+        compute=pool,
+        batch_format="pyarrow",
+        num_gpus=min(gpus, 1),
+        num_cpus=0,  # Ray's own tasks need the cores
+    )
     rows.write_parquet(str(output.resolve()), ray_remote_args={"num_cpus": 0})
 
 

@@ -50,7 +50,7 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
         classifier.save(training.output_dir, rows)
     if rows.test:
         options = {"separator": arguments.label_separator}
-        classifier.predict_rows(rows, training, arguments.predictions_file, **options)
+        classifier.predict_rows(rows, training, arguments.predictions_file, arguments.overwrite, **options)
     if rows.train and training.should_save:
         write_card(training.output_dir, example=rows.example)
         words = ["--label_separator", arguments.label_separator] if arguments.label_separator else []

@@ -10,11 +10,9 @@ Columns, kinds of labels and metrics are those of `neobert finetune-classifier`.
 
 import warnings
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.checkpoints import lora_config, write_card
-from neobert_hf.files import check_target
 from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts, say_saved
 from neobert_hf.runs import FineTuningArguments, run_script, tune_allocator
 
@@ -45,23 +43,20 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
     length, options = arguments.max_seq_length, {"adapter": adapter, "truncation": arguments.truncation}
     classifier = Classifier(arguments.model_name_or_path, length, **options)
     rows = read_labelled_texts(arguments, training.seed, classifier)
-    is_resumed = training.resume_from_checkpoint is not None
-    if rows.train and arguments.merge and not is_resumed:
-        check_target(Path(folder, "merged"))
     if rows.train:
         labels = {"classes": rows.classes, "problem_type": rows.problem_type}
         classifier.fit(*rows.train, rows.validation, training, **labels)
         classifier.save(folder, rows)
     if rows.test:
         options = {"separator": arguments.label_separator}
-        classifier.predict_rows(rows, training, arguments.predictions_file, **options)
+        classifier.predict_rows(rows, training, arguments.predictions_file, arguments.overwrite, **options)
     if rows.train and training.should_save:
         write_card(folder, example=rows.example)
         print(f"open the adapter by neobert_hf.open_adapter(AutoModelForSequenceClassification, {str(folder)!r})")
         say_saved(folder, "finetune-classifier", "--text_columns", *arguments.text_columns)
     if rows.train and arguments.merge:
         classifier.merge()
-        classifier.save(f"{folder}/merged", rows, overwrite=is_resumed)
+        classifier.save(f"{folder}/merged", rows, overwrite=True)  # of an earlier attempt
         if training.should_save:
             write_card(f"{folder}/merged", example=rows.example)
             say_saved(f"{folder}/merged", "finetune-classifier", "--text_columns", *arguments.text_columns)

@@ -37,7 +37,7 @@ def train(arguments: QuestionArguments, training: FineTuningArguments):
         answerer.save(training.output_dir, rows)
     if rows.test:
         file = arguments.predictions_file or f"{training.output_dir}/predictions.jsonl"
-        answerer.predict_rows(rows, training, file)
+        answerer.predict_rows(rows, training, file, arguments.overwrite)
     if rows.train and training.should_save:
         write_card(training.output_dir, example=rows.example)
         say_saved(training.output_dir, "finetune-qa", test_file="NEW.jsonl")

@@ -36,7 +36,7 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
         tagger.fit(*rows.train, rows.validation, training, classes=rows.classes)
         tagger.save(training.output_dir, rows)
     if rows.test:
-        tagger.predict_rows(rows, training, arguments.predictions_file)
+        tagger.predict_rows(rows, training, arguments.predictions_file, arguments.overwrite)
     if rows.train and training.should_save:
         write_card(training.output_dir, example=rows.example)
         say_saved(training.output_dir, "finetune-tagger", test_file="NEW.conll")

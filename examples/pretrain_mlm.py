@@ -25,7 +25,7 @@ The paper, phases 1 and 2; a checkpoint has 2.9 GB, so the newest three stay:
         --save_total_limit 3 --phase 2 --init_from runs/pretraining --output_dir runs/pretraining-4096 \\
         --documents_dir runs/pretraining/documents
 
-Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption. `--recipe` is `paper`, `code`
+Rerun the command to resume exactly after an interruption. `--recipe` is `paper`, `code`
 (the values of the authors' code) or a YAML file, such as `examples/paper/recipes/m3.yaml` of the paper's ablations. Each value
 has an argument too. `--max_steps` scales warmup and decay. Phase 2 trains at a tenth of `--learning_rate`, where the schedule of
 phase 1 ends: give both phases the same value.

@@ -6,21 +6,18 @@
 A folder that `neobert export` wrote is served without torch and transformers. The page /docs of the server lists its routes.
 """
 
-import argparse
 import base64
 import json
 import shlex
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import copy
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, field
 from pathlib import Path
-from socket import create_server, getaddrinfo
 from threading import Lock
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -30,7 +27,10 @@ from starlette.exceptions import HTTPException
 from tokenizers import Tokenizer
 
 from neobert_cli.parser import Parser
+from neobert_hf.checkpoints.saved_model import SavedModel
+from neobert_hf.data import fact_of_truncated, plain_tokenizer, tokens_lost
 from neobert_hf.export import OnnxModel
+from neobert_hf.export.onnx_model import sigmoid
 from neobert_hf.files import run_command
 
 EXAMPLES = {
@@ -110,7 +110,7 @@ class Server:
         tokenizer: Counts the tokens of a text; None if the model reads texts of any length.
         max_length: Number of tokens that the model reads.
         prompt: What the model puts before a text.
-        lock: Of a model that computes one request after another; None if it computes several at a time.
+        lock: Of a model that computes one request after another; the default lets it compute several at a time.
         truncation: "error", "warn" or "off": what becomes of a text that is too long, unless the request says it.
     """
 
@@ -118,45 +118,42 @@ class Server:
     what: str
     run: Callable[..., Any]
     tokenizer: Tokenizer | None = None
-    max_length: float = inf
+    max_length: int = sys.maxsize
     prompt: str = ""
-    lock: Any = None
+    lock: Any = field(default_factory=nullcontext)
     truncation: str = "error"
 
     def __post_init__(self):
         if self.tokenizer:
-            self.tokenizer = Tokenizer.from_str(self.tokenizer.to_str())  # the model's own one cuts and pads
-            self.tokenizer.no_truncation()
-            self.tokenizer.no_padding()
+            self.tokenizer = plain_tokenizer(self.tokenizer)  # the model's own one cuts and pads
 
     def compute(self, inputs: list, request: TextsRequest) -> tuple[Any, int]:
         """Return what the model says of texts or pairs, and the number of tokens that it reads; status 400 for one too long."""
         texts = [self.prompt + each if isinstance(each, str) else (self.prompt + each[0], each[1]) for each in inputs]
-        lengths = [len(encoding.ids) for encoding in self.tokenizer.encode_batch(texts)] if self.tokenizer else []
-        lost = [max(length - self.max_length, 0) for length in lengths]
-        truncation = {None: self.truncation, True: "off", False: "error"}[request.truncate]
-        if any(lost) and truncation == "error":
-            number = lost.index(next(filter(None, lost)))
-            kind = "pair" if isinstance(inputs[number], tuple) else "text"
-            fact = f"the {kind} {number} has {lengths[number]} tokens, and the model reads {self.max_length}"
-            raise HTTPException(400, f"{fact}; split it, or send truncate=true")
-        if any(lost) and truncation == "warn":
-            fact = f"{sum(map(bool, lost)):,} of {len(lost):,} texts are truncated to {self.max_length:,} tokens"
-            print(f"{fact}, and {sum(lost):,} tokens are lost", flush=True)
+        num_tokens = 0
+        if self.tokenizer:
+            lost = tokens_lost(self.tokenizer, self.max_length, texts)
+            truncation = {None: self.truncation, True: "off", False: "error"}[request.truncate]
+            fact = fact_of_truncated(lost, len(texts), self.max_length, "off" if truncation == "off" else "warn")
+            if fact and truncation == "error":
+                raise HTTPException(400, f"{fact}; split long texts, or send truncate=true")
+            if fact:
+                print(fact, flush=True)
+            num_tokens = sum(map(len, self.tokenizer.encode_batch(texts))) - sum(lost)
         is_raw = getattr(request, "raw_scores", False)
-        with self.lock or nullcontext():
-            return self.run(inputs, is_raw), sum(min(length, self.max_length) for length in lengths)
+        with self.lock:
+            return self.run(inputs, is_raw), num_tokens
 
     def embeddings(self, request: EmbeddingsRequest) -> dict:
         """Vectors of length 1."""
         vectors, num_tokens = self.compute(request.input, request)
         width = vectors.shape[1]
         if request.dimensions not in (None, width):
-            raise HTTPException(
-                400, f"dimensions={request.dimensions} is not {width}, the width of the model; leave it out"
-            )
-        is_base64 = request.encoding_format == "base64"
-        rows = [base64.b64encode(vector.astype("<f4")).decode() if is_base64 else vector.tolist() for vector in vectors]
+            fact = f"dimensions={request.dimensions} is not {width}, the width of the model"
+            raise HTTPException(400, f"{fact}; leave it out")
+        rows = vectors.tolist()
+        if request.encoding_format == "base64":
+            rows = [base64.b64encode(vector).decode() for vector in vectors.astype("<f4")]
         data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         return {"object": "list", "data": data, "model": request.model, "usage": usage}
@@ -164,8 +161,7 @@ class Server:
     def predict(self, request: PredictRequest) -> list:
         """Labels and scores of a text, the best first, or its entities; for a batch a list of such lists."""
         is_batch = isinstance(request.inputs, list) and isinstance(request.inputs[0], list)
-        rows = [[row] if isinstance(row, str) else row for row in (request.inputs if is_batch else [request.inputs])]
-        inputs = [tuple(row) if len(row) == 2 else row[0] for row in rows]
+        inputs = [input_of(each) for each in (request.inputs if is_batch else [request.inputs])]
         if self.what == TAGGER and (request.raw_scores or tuple in map(type, inputs)):
             raise HTTPException(400, "a tagger reads single texts and gives probabilities; send no pair, no raw_scores")
         found, _ = self.compute(inputs, request)
@@ -175,17 +171,25 @@ class Server:
         """The number of each text in the request and its score, the best first."""
         found, _ = self.compute([(request.query, text) for text in request.texts], request)
         ranks = [{"index": index, "score": label["score"]} for index, (label,) in enumerate(found)]
-        for rank in ranks if request.return_text else []:
-            rank["text"] = request.texts[rank["index"]]
+        if request.return_text:
+            for rank, text in zip(ranks, request.texts):
+                rank["text"] = text
         return sorted(ranks, key=lambda rank: -rank["score"])
 
     def answer(self, request: AnswerRequest) -> dict:
         """A part of the context, its score and where it starts; an empty text if there is no answer."""
         try:
-            with self.lock or nullcontext():
+            with self.lock:
                 return self.run(request.question, request.context)
         except ValueError as error:  # such as a question that leaves no place for its context
             raise HTTPException(400, str(error)) from error
+
+
+def input_of(given: str | list[str]) -> str | tuple[str, ...]:
+    """Return a text, or the tuple of a pair, of what a request gives: a text, or a list of one or two."""
+    if isinstance(given, str):
+        return given
+    return tuple(given) if len(given) == 2 else given[0]
 
 
 def make_app(server: Server) -> FastAPI:
@@ -206,7 +210,10 @@ def make_app(server: Server) -> FastAPI:
     @app.exception_handler(HTTPException)
     def answer_error(request: Request, error: Any) -> JSONResponse:
         """In the form that clients of OpenAI or TEI read."""
-        status, message = getattr(error, "status_code", 400), getattr(error, "detail", None) or fault_of(error)
+        if isinstance(error, HTTPException):
+            status, message = error.status_code, error.detail
+        else:
+            status, message = 400, fault_of(error)
         if status == 404:
             message = f"no {request.url.path} here: the folder holds {server.what}; see /docs"
         if request.url.path.startswith("/v1"):
@@ -219,7 +226,8 @@ def make_app(server: Server) -> FastAPI:
 def fault_of(error: RequestValidationError) -> str:
     """Return the place and the message of the first fault of a request."""
     first = error.errors()[0]
-    place, message = ".".join(map(str, first["loc"][1:])) or "body", first["msg"]
+    message = first["msg"]
+    place = ".".join(map(str, first["loc"][1:])) or "body"
     if first["type"] == "json_invalid":
         return f"body is no JSON: {first['ctx']['error']} at character {place}"
     if place.startswith("inputs") and first["type"] != "missing":
@@ -234,67 +242,74 @@ def open_folder(folder: Path, dtype: str | None, runtime: str | None, num_thread
     """Open what a folder holds; ValueError if it cannot be served, or if an option is not for it."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; give one that a training saved, or that `neobert export` wrote")
-    if (folder / "onnx").is_dir() or (folder / "openvino").is_dir():
+    saved = SavedModel(folder)
+    if saved.graph:
         runtime = runtime or ("onnxruntime" if (folder / "onnx").is_dir() else "openvino")
         return open_exported(OnnxModel(folder, dtype or "fp32", runtime, num_threads or 1))
     if dtype or runtime:
         raise ValueError(f"{folder} is not exported, and --dtype and --runtime are for exported folders; omit them")
-    return open_saved(folder, num_threads)
+    return open_saved(saved.check_model(), num_threads)
 
 
 def open_exported(model: OnnxModel) -> Server:
     """Serve an exported model. Requests share it, and a thread computes each of them."""
-    server = Server(model.folder, EMBEDDER, None, model.tokenizer, model.max_length)
-    server.prompt = model.prompts.get(model.default_prompt_name, "")
-    architecture, num_labels = (model.config.get("architectures") or [""])[0], len(model.config["id2label"])
+    what = what_is_served(model.saved)
+    if what == TAGGER:
+        return Server(model.folder, what, lambda texts, _: model.predict(texts))
+    if what == ANSWERER:
+        return Server(model.folder, what, model.answer)
     of_logits = copy(model)
     of_logits.config = model.config | {"problem_type": "regression"}  # whose scores are the logits
-    if "sentence_embedding" in model.output_names:
-        server.run = lambda texts, _: model.encode(texts, normalize_embeddings=True, truncation="off")
-    elif architecture.endswith("ForTokenClassification"):
-        server = Server(model.folder, TAGGER, lambda texts, _: model.predict(texts))
-    elif architecture.endswith("ForSequenceClassification"):
-        server.what = RERANKER if num_labels == 1 else CLASSIFIER
-        options = {"top_k": num_labels, "truncation": "off"}
-        server.run = lambda inputs, is_raw: (of_logits if is_raw else model).predict(inputs, **options)
-    elif architecture.endswith("ForQuestionAnswering"):
-        server = Server(model.folder, ANSWERER, model.answer)
-    else:
-        raise ValueError(f"{model.folder} holds an exported {architecture}; give the folder of {', '.join(ROUTES)}")
-    return server
+    options = {"top_k": len(model.labels), "truncation": "off"}
+
+    def classify(inputs: list, is_raw: bool) -> list:
+        return (of_logits if is_raw else model).predict(inputs, **options)
+
+    def embed(texts: list, _: bool) -> Any:
+        return model.encode(texts, normalize_embeddings=True, truncation="off")
+
+    run = embed if what == EMBEDDER else classify
+    prompt = model.prompts.get(model.default_prompt_name, "")
+    return Server(model.folder, what, run, model.tokenizer, model.max_length, prompt)
 
 
-def open_saved(folder: Path, num_threads: int | None) -> Server:
+def what_is_served(saved: SavedModel) -> str:
+    """Return a key of ROUTES; ValueError if a folder holds none of these models."""
+    served = {"vector": EMBEDDER, "classes": CLASSIFIER, "score": RERANKER, "tags": TAGGER, "spans": ANSWERER}
+    if saved.kind not in served:
+        name = saved.library or saved.architecture or "model without a head"
+        raise ValueError(f"{saved.source} holds a {name}; give the folder of {', '.join(ROUTES)}")
+    return RERANKER if saved.kind == "classes" and len(saved.labels) == 1 else served[saved.kind]
+
+
+def open_saved(saved: SavedModel, num_threads: int | None) -> Server:
     """Open a folder that a training saved. Requests are computed one after another, each by all threads."""
     import torch
-    from transformers import AutoConfig
     from transformers.utils.logging import disable_progress_bar
 
-    from neobert_hf.checkpoints import check_modules_of
-    from neobert_hf.embeddings import role_of
-
-    if (folder / "adapter_config.json").is_file():
-        raise ValueError(f"{folder} holds an adapter; merge it into its model, and serve the folder of that")
     disable_progress_bar()
     if num_threads:
         torch.set_num_threads(num_threads)
-    is_cross, config = check_modules_of(str(folder)) == "CrossEncoder", AutoConfig.from_pretrained(folder)
-    role = role_of(folder, config)
-    server = open_modules(folder, config, role, is_cross) if role else open_head(folder, config)
+    what = what_is_served(saved)
+    saved.check_head()
+    server = open_modules(saved, what) if saved.library else open_head(saved, what)
     server.lock = Lock()
     return server
 
 
-def open_modules(folder: Path, config: Any, role: str, is_cross: bool) -> Server:
+def open_modules(saved: SavedModel, what: str) -> Server:
     """Open a model of sentence-transformers: it embeds texts, classifies them by a last layer, or reads pairs."""
     from sentence_transformers import CrossEncoder
     from torch.nn import Identity, Sigmoid
 
     from neobert_hf.embeddings import open_embedding_model, prompt_of
 
-    model = (CrossEncoder if is_cross else open_embedding_model)(str(folder))
-    num_labels = model.num_labels if is_cross else config.num_labels
-    labels = [config.id2label.get(i, f"LABEL_{i}") for i in range(num_labels)]
+    is_cross = saved.library == "CrossEncoder"
+    if is_cross:
+        saved.load_tokenizer()  # which refuses that of another model
+        model = CrossEncoder(saved.source)
+    else:
+        model = open_embedding_model(saved.source)
 
     def classify(inputs: list, is_raw: bool) -> list:
         if is_cross and str in map(type, inputs):
@@ -307,36 +322,35 @@ def open_modules(folder: Path, config: Any, role: str, is_cross: bool) -> Server
         else:
             logits = model.encode(inputs, convert_to_tensor=True)
             scores = logits if is_raw else logits.softmax(-1)
-        rows = [[{"label": name, "score": score} for name, score in zip(labels, row)] for row in scores.tolist()]
+        rows = [[{"label": name, "score": score} for name, score in zip(saved.labels, row)] for row in scores.tolist()]
         return [sorted(row, key=lambda found: -found["score"]) for row in rows]
 
-    what = RERANKER if num_labels == 1 else CLASSIFIER
-    server = Server(folder, what, classify, model.tokenizer.backend_tokenizer, model.max_seq_length or inf)
-    server.prompt = prompt_of(model)
-    if role == "embedding":
-        server.what, server.run = EMBEDDER, lambda texts, _: model.encode(texts, normalize_embeddings=True)
-    return server
+    def embed(texts: list, _: bool) -> Any:
+        return model.encode(texts, normalize_embeddings=True)
+
+    run = embed if what == EMBEDDER else classify
+    tokenizer = model.tokenizer.backend_tokenizer
+    return Server(saved.folder, what, run, tokenizer, model.max_seq_length or sys.maxsize, prompt_of(model))
 
 
-def open_head(folder: Path, config: Any) -> Server:
+def open_head(saved: SavedModel, what: str) -> Server:
     """Open a model of transformers: a classifier, a tagger, or one that answers questions."""
     from transformers import pipeline
 
-    architecture = (config.architectures or ["model without a head"])[0]
-    if architecture.endswith("ForQuestionAnswering"):
+    folder = saved.folder
+    if what == ANSWERER:
         from neobert_hf.finetuning import QuestionAnswerer
 
         answerer = QuestionAnswerer(str(folder), verbose=False)
         return Server(folder, ANSWERER, lambda question, context: answerer.predict([question], [context])[0])
-    if architecture.endswith("ForTokenClassification"):
+    if what == TAGGER:
         from neobert_hf.finetuning import Tagger
 
         tagger = Tagger(str(folder), verbose=False)
         return Server(folder, TAGGER, lambda texts, _: tagger.find_entities(texts))
-    if not architecture.endswith("ForSequenceClassification"):
-        raise ValueError(f"{folder} holds a {architecture}; give the folder of {', '.join(ROUTES)}")
-    model = pipeline("text-classification", str(folder))
-    length = model.tokenizer.model_max_length = min(model.tokenizer.model_max_length, config.max_position_embeddings)
+    model = pipeline("text-classification", saved.source, tokenizer=saved.load_tokenizer())
+    length = min(model.tokenizer.model_max_length, model.model.config.max_position_embeddings)
+    model.tokenizer.model_max_length = length
 
     def classify(inputs: list, is_raw: bool) -> list:
         rows = [each if isinstance(each, str) else dict(zip(("text", "text_pair"), each)) for each in inputs]
@@ -344,17 +358,11 @@ def open_head(folder: Path, config: Any) -> Server:
         found = model(
             rows, top_k=None, function_to_apply="none" if has_logits else None, truncation=True, batch_size=32
         )
-        if has_logits and not is_raw and config.problem_type != "regression":
+        if has_logits and not is_raw and model.model.config.problem_type != "regression":
             found = [[label | {"score": float(sigmoid(label["score"]))} for label in labels] for labels in found]
         return found
 
-    what = RERANKER if config.num_labels == 1 else CLASSIFIER
     return Server(folder, what, classify, model.tokenizer.backend_tokenizer, length)
-
-
-def sigmoid(logits: Any) -> Any:
-    """Return the sigmoid in float64; in float32, that of large logits is one number, and rerankers have ties."""
-    return np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))
 
 
 # 4. The process
@@ -364,30 +372,38 @@ def serve(folder: str, host: str, port: int, truncation: str, **options) -> None
         raise ValueError(f"the port {port} is not between 0 and 65535")
     server = open_folder(Path(folder), **options)
     server.truncation = truncation
-    family = min(family for family, *_ in getaddrinfo(host or None, port))  # IPv4 if the host has both
-    socket = create_server((host, port), family=family)
+    config = uvicorn.Config(make_app(server), host, port, log_level="warning")
+    socket = config.bind_socket()
+    socket.listen()  # before its address is told
     name = f"[{host}]" if ":" in host else host
-    path, address = ROUTES[server.what][0], f"http://{name}:{socket.getsockname()[1]}"
+    address = f"http://{name}:{socket.getsockname()[1]}"
+    path = ROUTES[server.what][0]
     curl = ["curl", address + path, "--header", "Content-Type: application/json", "--data", json.dumps(EXAMPLES[path])]
     print(f"{folder} is {server.what}; {address}/docs lists what it answers. Ask in another shell:")
     print(f"  {shlex.join(curl)}", flush=True)
-    uvicorn.Server(uvicorn.Config(make_app(server), log_level="warning")).run([socket])
+    uvicorn.Server(config).run([socket])
 
 
 def main() -> None:
     """Read the command line, and serve."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="Folder that a training saved, or that `neobert export` wrote.")
-    add("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on (default: this machine only).")
-    add("--port", type=int, default=8000, metavar="INT", help="Port to listen on (default: 8000).")
-    add("--dtype", metavar="DTYPE", help="Numbers of an exported folder: fp32 (default), fp16, bf16 or int8.")
-    text = "onnxruntime or openvino, of an exported folder. Default: the first one whose files it has."
-    add("--runtime", metavar="NAME", help=text)
-    text = "Threads that compute a request. Default: one for an exported folder, all for a saved one."
-    add("--num_threads", type=int, metavar="INT", help=text)
-    text = "What becomes of a text that is too long, unless the request says truncate: error (default), warn or off."
-    add("--truncation", choices=("error", "warn", "off"), default="error", help=text)
+    add("--host", default="127.0.0.1", help="Address to listen on; the default is this machine only.")
+    add("--port", type=int, default=8000, help="Port to listen on.")
+    add("--dtype", help="Numbers of an exported folder: fp32 (default), fp16, bf16 or int8.")
+    add("--runtime", help="onnxruntime or openvino, of an exported folder. Default: the first one whose files it has.")
+    add(
+        "--num_threads",
+        type=int,
+        help="Threads that compute a request. Default: one for an exported folder, all for a saved one.",
+    )
+    add(
+        "--truncation",
+        choices=("error", "warn", "off"),
+        default="error",
+        help="What becomes of a text that is too long, unless the request says truncate.",
+    )
     run_command(parser.prog, lambda: serve(**vars(parser.parse_args())))
 
 

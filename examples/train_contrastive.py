@@ -7,7 +7,7 @@ Pairs of your own, in columns of .jsonl, .csv or .parquet files; a short run of 
 
 The paper's training sets and instructions have a script of their own (examples/paper/embeddings/README.md).
 
-Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption.
+Rerun the command to resume exactly after an interruption.
 """
 
 import torch

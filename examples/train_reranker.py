@@ -5,7 +5,7 @@
         --embedding_model runs/embeddings --max_seq_length 256 --output_dir runs/reranker
 
 The first column has questions, the second their answers; an embedding model finds wrong answers that look right. The folder
-opens in `CrossEncoder("runs/reranker")`. Rerun the command with `--resume_from_checkpoint last` to resume after an interruption.
+opens in `CrossEncoder("runs/reranker")`. Rerun the command to resume after an interruption.
 """
 
 from transformers import set_seed

@@ -1,15 +1,15 @@
 """Build the folder that goes to the Hub: weights, config, tokenizer, modules of sentence-transformers, model code and a card.
 
-python hub_upload/build.py --model DIR_OR_ID --out HUB_DIR [--model_id org/name] [--license ID] [--language en] [--overwrite]
+python hub_upload/build.py --model DIR_OR_ID --out HUB_DIR [--model_id org/name] [--license ID] [--language en]
 python hub_upload/push.py HUB_DIR org/name
 """
 
 import sys
 from dataclasses import dataclass, field
 
+from building import build
 from transformers.utils import logging
 
-from neobert_hf.checkpoints import build
 from neobert_hf.runs import run_script
 
 
@@ -24,9 +24,6 @@ class BuildArguments:
     license: str = field(default=None, metadata={"help": "Licence, for the card. Default: that of the model's card."})
     language: list[str] = field(
         default=None, metadata={"help": "Languages, for the card, such as en. Default: those of the model's card."}
-    )
-    overwrite: bool = field(
-        default=False, metadata={"help": "Replace the model in --out, and its card. Other files there are an error."}
     )
 
 

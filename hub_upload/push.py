@@ -19,8 +19,9 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import disable_progress_bars, filter_repo_objects, validate_repo_id
 from huggingface_hub.utils import logging as hub_logging
 from replacement import plan_drop_in
+from verifying import verify
 
-from neobert_hf.checkpoints import check_links, verify
+from neobert_hf.checkpoints import check_links
 from neobert_hf.files import one_line, printable, run_command
 
 PARTS = ["*.json", "*.safetensors", "*.py", "*.md", "*.txt", "*.model", "*.jinja", "*.onnx", "*.gguf", "*.png", "*.svg"]

@@ -26,10 +26,10 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM
-from neobert_hf.checkpoints.layouts import quiet
 from neobert_hf.embeddings import open_embedding_model
 from neobert_hf.export.onnx import write_int8, write_onnx
-from neobert_hf.files import check_target, new_folder
+from neobert_hf.files import check_folder, new_folder
+from neobert_hf.files.terminal import quiet
 
 PAGE = Path(__file__).with_name("space")
 sys.path.append(str(PAGE.parents[1] / "examples/documentation_search"))
@@ -99,7 +99,7 @@ def assemble(out: Path, packages: list[str]) -> dict[str, int]:
         ValueError: The folder has files, or a package has no documentation.
         OSError: npm is missing or fails, or a file cannot be written.
     """
-    check_target(out)
+    check_folder(out)
     if not shutil.which("npm"):
         raise OSError("npm is not installed; install Node.js 20 or later")
     with new_folder(out) as folder:

@@ -11,7 +11,7 @@ output, for comparison with the output of the package. A folder of sentence-tran
 import argparse
 import json
 
-from neobert_hf.checkpoints import verify
+from verifying import verify
 
 
 def main() -> None:

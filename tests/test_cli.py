@@ -42,18 +42,11 @@ def run(*arguments):
     [
         (["embed", "a.txt"], "neobert embed: error: the following arguments are required: --output/-o"),
         (["embed", "-o", "a.npy"], "neobert embed: error: the following arguments are required: FILE"),
-        (["embed", "", "-o", "a.npy"], "neobert embed: error: an argument is an empty string"),
-        (["tokenize", "--files"], "neobert tokenize: error: argument --files: expected at least one argument"),
         (["tokenize", "--output_dir", "a", "--tokenizer_name", "b"],
          "neobert tokenize: error: one of the arguments --files --dataset_name is required"),
         (["tokenize", "--output_dir", "a", "--tokenizer_name", "b", "--files", "c", "--sample_by", "page"],
          "neobert tokenize: error: argument --sample_by: invalid choice: 'page'"),
-        (["train-tokenizer", "--output_dir", "a"],
-         "neobert train-tokenizer: error: one of the arguments --files --dataset_name is required"),
-        (["embed", "a", "--batch_size", "1.5"], "neobert embed: error: argument --batch_size: invalid int value: '1.5'"),
         (["embed", "a", "--ouptut", "b"], "neobert embed: error: unknown argument --ouptut; did you mean --output?"),
-        (["embed", "a", "-o", "b", "--text-column=9"],
-         "neobert embed: error: unknown argument --text-column; did you mean --text_column?"),
         (["embed", "a", "b", "-o", "b", "-x"], "neobert embed: error: unrecognized arguments: -x"),
         (["serach", "--top_k", "3"], "neobert: error: unknown command serach; did you mean search?"),
         (["finetune_classifier"], "neobert: error: unknown command finetune_classifier; did you mean finetune-classifier?"),
@@ -61,7 +54,6 @@ def run(*arguments):
         (["finetune-classifier", "--trian_file", "a"],
          "neobert finetune-classifier: error: unknown argument --trian_file; did you mean --train_file?"),
         (["--nope"], "neobert: error: unknown argument --nope"),
-        (["--versoin"], "neobert: error: unknown argument --versoin; did you mean --version?"),
     ],
 )  # fmt: skip
 def test_an_invalid_command_line_ends_with_status_2_and_one_line(monkeypatch, capsys, tmp_path, argv, line):
@@ -200,7 +192,7 @@ def test_train_tokenizer_writes_what_train_wordpiece_gives(tmp_path):
     ("content", "changes", "line"),
     [
         ("a b", ("--vocab_size", 6), "vocab_size=6 is out of bounds; choose "),
-        ("a b", ("--output_dir", "."), ". exists and holds a.txt; choose another folder"),
+        ("a b", ("--output_dir", "."), ". holds a.txt; choose a new or empty folder"),
         ("a b", ("--files", "none.txt"), "none.txt does not exist or is not a file"),
         ("", (), "a.txt holds no document; give a source with text"),
         ("\x01\x02", (), "the texts hold no word"),

@@ -34,7 +34,7 @@ SNIPPETS = [
     pytest.param(
         snippet,
         id=f"{page.stem}: {snippet.splitlines()[0]}",
-        marks=pytest.mark.slow if "export_model(" in snippet else (),
+        marks=pytest.mark.slow if re.search(r"(export_model|GridSearchCV)\(", snippet) else (),
     )
     for page in PAGES
     if page not in (FIRST_PAGE, PROGRAMS_PAGE)

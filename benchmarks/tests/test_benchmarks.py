@@ -12,7 +12,6 @@ import pretraining
 import pretraining_peers as peers
 import pytest
 import ragged
-import result_tables
 import runtimes
 import serving
 import throughput
@@ -109,26 +108,6 @@ def test_the_error_of_a_runtime_is_that_of_its_worst_real_token():
     states = torch.tensor([[[3.0, 4.0], [0.0, 6.0]], [[1.0, 1.0], [-99.0, 0.0]]])  # the last one is padding
     compared = runtimes.compare(lambda batch: states, {"": batch}, {"": wanted})
     assert compared == pytest.approx({"error": 2 / 8, "cosine": 0.5**0.5})
-
-
-def test_what_is_not_stable_when_it_is_measured_again_is_left_out_and_named(tmp_path, monkeypatch):
-    """The second path is stable the second time, the third is not."""
-    times = {"sdpa": [1.0, 1.1], "packed": [1.0, 9.0, 2.0, 2.1], "eager": [1.0, 9.0, 1.0, 5.0]}
-
-    monkeypatch.setattr(runtimes, "docstrings", lambda: docstrings("tqdm"))
-    batches = runtimes.make_batches()
-
-    def measure(function, name, folder, num_threads):
-        return {"error": 0.0, "cosine": 1.0}, dict.fromkeys(batches, times[name].pop(0))
-
-    monkeypatch.setattr(runtimes, "in_new_process", measure)
-    options = f"--model {MINI_MODEL_PATH} --num_rounds 2 --paths sdpa packed eager --folder {tmp_path}"
-    result = json.loads(run_main(runtimes, *options.split()).strip().splitlines()[-1])
-    found = {row["path"]: row["milliseconds"] for row in result["rows"]}
-    assert found == {"PyTorch (SDPA)": 1050, "PyTorch, packed row": 2050}
-    assert len(result["unstable"]) == 4 and result["unstable"][0] == "PyTorch, eager attention at 1 x 16"
-    no_figure = result_tables.render(result | {"rows": []})
-    assert "PyTorch, eager attention at 1 x 16; PyTorch, eager attention at 1 x 128" in no_figure
 
 
 @pytest.mark.slow
@@ -240,35 +219,3 @@ def test_blocks_of_the_stock_recipe_are_the_concatenated_documents(peer_argument
     ids = [number for text in texts for number in tokenizer(text)["input_ids"]]
     blocks = peers.load_from_disk(folder / "blocks")["input_ids"]
     assert len(texts) == 200 and [*blocks] == [ids[i : i + 32] for i in range(0, len(ids) - 31, 32)]
-
-
-def test_each_arm_keeps_its_best_rate_fills_the_time_of_the_slowest_and_no_run_is_trained_twice(
-    peer_arguments, monkeypatch
-):
-    best = {("NeoBERT", peers.OURS): 2e-3, ("NeoBERT", peers.STOCK): 1e-3, **dict.fromkeys(peers.ARMS[2:], 4e-3)}
-    per_step = dict(zip(peers.ARMS, (0.5, 1.0, 2.0, 1.5)))
-    trained = []
-
-    def instead(function, model, recipe, rate, num_steps, seed, settings):
-        trained.append((model, recipe, rate, num_steps, seed))
-        arm = model, recipe
-        sizes = dict(parameters=5, in_blocks=3, learning_rate=rate, steps=num_steps, tokens=64 * num_steps)
-        figures = dict(loss=abs(rate - best[arm]) + seed, accuracy=0.5, num_predicted=9)
-        return {**sizes, "seconds": per_step[arm] * num_steps, **figures}
-
-    monkeypatch.setattr(peers, "in_new_process", instead)
-    options = [f"--{name}={value}" for name, value in vars(peer_arguments).items()]
-    command = [*options, "--num_steps=30", "--seeds", "0", "1", "--learning_rates", "1e-3", "2e-3", "4e-3"]
-    printed = run_main(peers, *command)
-    rows = json.loads(printed.strip().splitlines()[-1])["rows"]
-    assert len(trained) == len(set(trained)) == 4 * (3 + 1) + 2 * 2  # rates; one more seed; two faster arms, twice
-    assert all(row["learning_rate"] == best[row["model"], row["recipe"]] for row in rows)
-    steps = {row["model"]: row["steps"] for row in rows if row["comparison"] == "time"}
-    assert steps == {"NeoBERT": 120, "BERT": 30, "ModernBERT": 40}
-    assert {row["seconds"][0] for row in rows if row["comparison"] == "time"} == {60}
-    trained.clear()
-    assert json.loads(run_main(peers, *command).strip().splitlines()[-1])["rows"] == rows and not trained
-    with pytest.raises(SystemExit, match="nowhere has no tokenizer"):
-        run_main(peers, "--corpus", "nowhere")
-    with pytest.raises(SystemExit, match="runs of other settings"):
-        run_main(peers, *command, "--max_length", "16")

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from ablation import REPORT, WRITER, ablate, read_ablation
+from ablation import ablate, read_ablation
 from matplotlib.figure import Figure
 from tabulate import tabulate
 from transformers.hf_argparser import HfArg
 
-from neobert_hf.files import check_target, replacing
 from neobert_hf.runs import run_script
 
 TITLES = (
@@ -45,16 +44,12 @@ class AblationArguments:
 
 def run(arguments: AblationArguments):
     """Train the arms, and write ablation.json, ablation.md and ablation.png."""
-    files = [Path(arguments.output_dir, name) for name in ("ablation.md", "ablation.png")]
-    for file in (Path(arguments.output_dir, REPORT), *files):
-        check_target(file, WRITER, way_out="move it away, or give another output_dir")
     report = ablate(read_ablation(arguments.arms), arguments.output_dir, arguments.stop_early, arguments.per_character)
     if report is not None:
         folder, rows = Path(arguments.output_dir), [row_of(name, arm) for name, arm in report["arms"].items()]
         table = tabulate(rows, TITLES, tablefmt="github", disable_numparse=True)
-        with replacing(*files, writer=WRITER):
-            files[0].write_text(f"Loss per {report['unit']}.\n\n{table}\n")
-            plot(report, folder).savefig(files[1], dpi=120)
+        (folder / "ablation.md").write_text(f"Loss per {report['unit']}.\n\n{table}\n")
+        plot(report, folder).savefig(folder / "ablation.png", dpi=120)
         print(table)
 
 

@@ -17,7 +17,7 @@ from scipy import stats
 
 from neobert_hf.checkpoints import load_tokenizer
 from neobert_hf.data import tokenizer_hash
-from neobert_hf.files import content_hash, only_writer, printable, read_json, replacing, write_json
+from neobert_hf.files import check_folder, content_hash, only_writer, printable, read_json, write_json
 from neobert_hf.pretraining import (
     Corpus,
     CorpusArguments,
@@ -29,7 +29,6 @@ from neobert_hf.pretraining import (
 )
 from neobert_hf.runs import CommandParser
 
-WRITER = "ablate.py"
 PLAN, REPORT, RESULT, LOCK = "plan.json", "ablation.json", "held_out.json", ".ablation.lock"
 SUMMARY = "training_summary.json"  # that `pretrain` writes
 FUNCTIONS = ("model", "optimizer", "schedule")  # of `pretrain`
@@ -43,7 +42,7 @@ OF_WEIGHTS = (
 OF_MASKS = ("max_steps", "mask_rate", "mask_rate_shares", "mask_replace_prob", "random_replace_prob")
 # What a launcher sets for one training on several devices; here each process trains runs of its own.
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-DEFAULTS = {"report_to": "none", "save_total_limit": 1, "resume_from_checkpoint": "auto"}
+DEFAULTS = {"report_to": "none", "save_total_limit": 1}
 
 
 class ArmParser(CommandParser):
@@ -161,6 +160,7 @@ def ablate(
     runs = {(arm, seed): ablation.arguments(arm, seed, output_dir) for seed in ablation.seeds for arm in ablation.arms}
     arms = {arm: runs[arm, ablation.seeds[0]] for arm in ablation.arms}
     texts, max_length = _check_comparable(ablation, arms, per_character)
+    check_folder(output_dir, PLAN, LOCK)
     with only_writer(output_dir, LOCK, wait=True):
         plan = _check_plan(output_dir, ablation, arms, per_character)
         for arm, (data, training) in arms.items():  # the first process tokenizes for all
@@ -192,8 +192,7 @@ def ablate(
         "confidence": CONFIDENCE,
         "arms": {arm: _describe(results, arm, ablation, arms, per_character) for arm in ablation.arms},
     }
-    with replacing(output_dir / REPORT, writer=WRITER):
-        write_json(output_dir / REPORT, report)
+    write_json(output_dir / REPORT, report)
     return report
 
 

@@ -16,8 +16,8 @@ from long_context import SCALINGS, compare_scalings, long_context_table, plot_lo
 
 from neobert_hf import tune_allocator
 from neobert_hf.data import read_text_column
-from neobert_hf.files import replacing, run_command
-from neobert_hf.runs import CommandParser
+from neobert_hf.files import run_command
+from neobert_hf.runs import CommandParser, lock_run
 
 
 @dataclass
@@ -48,8 +48,7 @@ class LongContextArguments:
 
 def evaluate(arguments: LongContextArguments):
     """Compute, print the table, and write values and figure."""
-    outputs = [Path(arguments.output_dir, name) for name in ("long_context.json", "long_context.png")]
-    with replacing(*outputs, writer="evaluate_long_context.py"):
+    with lock_run(arguments.output_dir):
         tune_allocator()
         texts = [text for _, text in read_text_column(arguments.files, arguments.text_column)]
         result = compare_scalings(

@@ -19,7 +19,7 @@ from pseudo_perplexity_runs import PseudoPerplexityArguments, evaluate_files
 
 from neobert_hf import best_dtype, tune_allocator
 from neobert_hf.embeddings import hash_of_weights
-from neobert_hf.files import replacing, run_command
+from neobert_hf.files import run_command
 from neobert_hf.runs import CommandParser, environment, lock_run
 
 
@@ -46,46 +46,44 @@ class EvaluationArguments:
 
 def evaluate(arguments: EvaluationArguments):
     """Evaluate, and write results, tables and card."""
-    outputs = [Path(arguments.output_dir, name) for name in ("evaluation.json", "evaluation.md")]
-    with replacing(*outputs, writer="evaluate_model.py"):
-        tune_allocator()
-        model, folder = arguments.model_name_or_path, Path(arguments.output_dir)
+    tune_allocator()
+    model, folder = arguments.model_name_or_path, Path(arguments.output_dir)
 
-        # 1. Arguments of the two parts.
-        options = dict(
-            num_texts=arguments.num_texts, max_seq_length=arguments.max_seq_length, positions=arguments.positions
-        )
-        texts = PseudoPerplexityArguments(arguments.files, str(folder / "texts"), model, **options)
-        options = dict(data_dir=arguments.data_dir, preset="none", seeds=arguments.seeds, max_seq_length=128)
-        glue = GlueArguments(model, ["sst2", "cola", "stsb"], transfer=False, **options)
-        training = GlueTrainingArguments(
-            output_dir=str(folder / "glue"),
-            learning_rate=arguments.learning_rate,
-            max_steps=arguments.max_steps,
-            eval_steps=min(200, arguments.max_steps),
-        )
+    # 1. Arguments of the two parts.
+    options = dict(
+        num_texts=arguments.num_texts, max_seq_length=arguments.max_seq_length, positions=arguments.positions
+    )
+    texts = PseudoPerplexityArguments(arguments.files, str(folder / "texts"), model, **options)
+    options = dict(data_dir=arguments.data_dir, preset="none", seeds=arguments.seeds, max_seq_length=128)
+    glue = GlueArguments(model, ["sst2", "cola", "stsb"], transfer=False, **options)
+    training = GlueTrainingArguments(
+        output_dir=str(folder / "glue"),
+        learning_rate=arguments.learning_rate,
+        max_steps=arguments.max_steps,
+        eval_steps=min(200, arguments.max_steps),
+    )
 
-        # 2. Pseudo-perplexity by length, and fine-tuning.
-        with lock_run(folder):
-            perplexity, tasks = evaluate_files(texts), run_suite(glue, training)["tasks"]
+    # 2. Pseudo-perplexity by length, and fine-tuning.
+    with lock_run(folder):
+        perplexity, tasks = evaluate_files(texts), run_suite(glue, training)["tasks"]
 
-        # 3. Results without the folders of this machine.
-        result = {
-            "model": Path(model).name,
-            "weights": hash_of_weights(load_masked_model(model)),
-            "pseudo_perplexity": {**perplexity, "model": Path(model).name, "max_seq_length": arguments.max_seq_length},
-            "glue": [{name: value for name, value in task.items() if name not in ("model", "start")} for task in tasks],
-            "learning_rate": arguments.learning_rate,
-            "max_steps": arguments.max_steps,
-            "dtype": str(best_dtype("cuda" if torch.cuda.is_available() else "cpu")).removeprefix("torch."),
-            **environment(),
-        }
-        (folder / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        report = evaluation_report(result)
-        (folder / "evaluation.md").write_text(report + "\n", "utf-8")
-        print(report)
-        if arguments.card:
-            write_card_section(arguments.card, evaluation_report(result, for_card=True))
+    # 3. Results without the folders of this machine.
+    result = {
+        "model": Path(model).name,
+        "weights": hash_of_weights(load_masked_model(model)),
+        "pseudo_perplexity": {**perplexity, "model": Path(model).name, "max_seq_length": arguments.max_seq_length},
+        "glue": [{name: value for name, value in task.items() if name not in ("model", "start")} for task in tasks],
+        "learning_rate": arguments.learning_rate,
+        "max_steps": arguments.max_steps,
+        "dtype": str(best_dtype("cuda" if torch.cuda.is_available() else "cpu")).removeprefix("torch."),
+        **environment(),
+    }
+    (folder / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    report = evaluation_report(result)
+    (folder / "evaluation.md").write_text(report + "\n", "utf-8")
+    print(report)
+    if arguments.card:
+        write_card_section(arguments.card, evaluation_report(result, for_card=True))
 
 
 def main():

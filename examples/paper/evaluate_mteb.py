@@ -25,8 +25,7 @@ from transformers.hf_argparser import HfArg
 
 from neobert_hf import __version__, best_dtype
 from neobert_hf.embeddings import open_embedding_model
-from neobert_hf.files import replacing
-from neobert_hf.runs import environment, run_script
+from neobert_hf.runs import environment, lock_run, run_script
 
 sys.path.append(str(Path(__file__).with_name("contextual")))  # its import registers contextual models
 from contextual_mteb import in_contexts
@@ -66,7 +65,7 @@ def run(arguments: MTEBArguments):
     versions = {"dtype": str(dtype).removeprefix("torch."), "neobert_hf": __version__, "mteb": mteb.__version__}
     result = {"benchmark_name": arguments.benchmark, "models": [], **about(tasks), **versions, **environment()}
     file = Path(arguments.output_dir, "scores.json")
-    with replacing(file, writer="evaluate_mteb.py"):
+    with lock_run(arguments.output_dir):
         for source, name in zip(arguments.models, names):
             # 2. A model, its prompts, its scores.
             if source.startswith("mteb/baseline-"):

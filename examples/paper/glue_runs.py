@@ -31,7 +31,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from neobert_hf.checkpoints import load_tokenizer
 from neobert_hf.data import check_leaves_tokens, check_max_length
-from neobert_hf.files import content_hash, file_hash, replacing, write_json
+from neobert_hf.files import content_hash, file_hash, write_json
 from neobert_hf.runs import PrecisionArguments
 
 PATIENCE = 15  # evaluations without improvement (appendix C)
@@ -123,30 +123,23 @@ def run_suite(arguments: GlueArguments, training: GlueTrainingArguments) -> dict
         FloatingPointError: A run without a search has diverged, or all runs of a search.
         OSError: A file is missing.
     """
-    outputs = [Path(training.output_dir, name) for name in ("glue.json", "glue.md", "glue.png")]
-    with replacing(*outputs, writer="finetune_glue.py"):
-        if arguments.transfer and "mnli" not in arguments.tasks and (missing := set(arguments.tasks) & set(FROM_MNLI)):
-            start = f"from {arguments.model_name_or_path}, not from the best run of mnli"
-            print(
-                f"{', '.join(sorted(missing))}: start {start}; add mnli to --tasks for the paper's protocol", flush=True
-            )
-        settings = {
-            name: _settings(arguments, name, training) for name in arguments.tasks
-        }  # errors come before any run
-        tasks, starts = [], {}
-        for name in sorted(arguments.tasks, key=lambda name: name != "mnli"):
-            start = starts.get(name, arguments.model_name_or_path)
-            tasks.append(_run_task(TASKS[name], start, settings[name], arguments, training))
-            if name == "mnli" and arguments.transfer:
-                starts = dict.fromkeys(FROM_MNLI, tasks[-1]["model"])
-            means = {task["task"]: task["mean"] for task in tasks}
-            summary = {"model": arguments.model_name_or_path, "average": average(means), "tasks": tasks}
-            with replacing(outputs[0], writer="finetune_glue.py"):  # now: the next task may be killed
-                write_json(outputs[0], summary)
-            print(f"{name}: {tasks[-1]['mean']:.1f}", flush=True)
-        Path(training.output_dir, "glue.md").write_text(glue_table(summary) + "\n", "utf-8")
-        plot_glue(summary).savefig(Path(training.output_dir, "glue.png"), dpi=150)
-        return summary
+    if arguments.transfer and "mnli" not in arguments.tasks and (missing := set(arguments.tasks) & set(FROM_MNLI)):
+        start = f"from {arguments.model_name_or_path}, not from the best run of mnli"
+        print(f"{', '.join(sorted(missing))}: start {start}; add mnli to --tasks for the paper's protocol", flush=True)
+    settings = {name: _settings(arguments, name, training) for name in arguments.tasks}  # errors come before any run
+    tasks, starts = [], {}
+    for name in sorted(arguments.tasks, key=lambda name: name != "mnli"):
+        start = starts.get(name, arguments.model_name_or_path)
+        tasks.append(_run_task(TASKS[name], start, settings[name], arguments, training))
+        if name == "mnli" and arguments.transfer:
+            starts = dict.fromkeys(FROM_MNLI, tasks[-1]["model"])
+        means = {task["task"]: task["mean"] for task in tasks}
+        summary = {"model": arguments.model_name_or_path, "average": average(means), "tasks": tasks}
+        write_json(Path(training.output_dir, "glue.json"), summary)
+        print(f"{name}: {tasks[-1]['mean']:.1f}", flush=True)
+    Path(training.output_dir, "glue.md").write_text(glue_table(summary) + "\n", "utf-8")
+    plot_glue(summary).savefig(Path(training.output_dir, "glue.png"), dpi=150)
+    return summary
 
 
 def _run_task(

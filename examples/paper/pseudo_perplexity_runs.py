@@ -28,7 +28,7 @@ from neobert_hf import best_dtype
 from neobert_hf.checkpoints import load_tokenizer
 from neobert_hf.data import check_max_length, read_text_column
 from neobert_hf.embeddings import hash_of_weights
-from neobert_hf.files import replacing, write_json
+from neobert_hf.files import write_json
 
 
 @dataclass
@@ -86,50 +86,46 @@ def evaluate_files(arguments: PseudoPerplexityArguments) -> dict:
             masked language modelling, or its tokenizer no mask token.
         OSError: A file cannot be read or written.
     """
-    outputs = [Path(arguments.output_dir, name) for name in ("summary.json", "by_length.png")]
-    with replacing(*outputs, writer="evaluate_pseudo_perplexity.py"):
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        tokenizer = load_tokenizer(arguments.model_name_or_path)
-        if tokenizer.mask_token is None:
-            raise ValueError(
-                f"the tokenizer of {arguments.model_name_or_path} has no mask token; choose a masked model"
-            )
-        model = load_masked_model(arguments.model_name_or_path, dtype=best_dtype(device)).to(device)
-        documents = masked_texts(arguments, tokenizer)
-        check_max_length(model, len(documents[-1][1].input_ids))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = load_tokenizer(arguments.model_name_or_path)
+    if tokenizer.mask_token is None:
+        raise ValueError(f"the tokenizer of {arguments.model_name_or_path} has no mask token; choose a masked model")
+    model = load_masked_model(arguments.model_name_or_path, dtype=best_dtype(device)).to(device)
+    documents = masked_texts(arguments, tokenizer)
+    check_max_length(model, len(documents[-1][1].input_ids))
 
-        run = {"texts": [(text.input_ids, text.positions) for _, text, _ in documents], "dtype": str(model.dtype)}
-        identity = hash_of_weights(model, {**run, "config": model.config.to_json_string(use_diff=True)})
-        file = Path(arguments.output_dir, f"texts-{identity}.jsonl")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lines = finished_lines(file)
-        rest = documents[len(lines) :]
-        losses = masked_losses(model, tokenizer.mask_token_id, (text for _, text, _ in rest), arguments.max_tokens)
-        with file.open("a", encoding="utf-8") as stream:
-            for (number, text, num_tokens), values in tqdm(zip(rest, losses), "texts", len(rest), unit=" texts"):
-                low, high = confidence_interval(values, num_tokens)
-                line = {
-                    "text": number,
-                    "length": len(text.input_ids),
-                    "positions": len(values),
-                    "low": low,
-                    "high": high,
-                }
-                line["pseudo_perplexity"] = pseudo_perplexity(values)
-                stream.write(json.dumps(line) + "\n")
-                stream.flush()
-                lines.append(line)
-        values = [line["pseudo_perplexity"] for line in lines]
-        summary = {
-            "model": arguments.model_name_or_path,
-            "texts": len(lines),
-            "positions": sum(line["positions"] for line in lines),
-            "median": statistics.median(values),
-            "by_length": median_by_length([line["length"] for line in lines], values),
-        }
-        write_json(Path(arguments.output_dir, "summary.json"), summary)
-        plot_by_length(lines, summary["by_length"]).savefig(Path(arguments.output_dir, "by_length.png"), dpi=150)
-        return summary
+    run = {"texts": [(text.input_ids, text.positions) for _, text, _ in documents], "dtype": str(model.dtype)}
+    identity = hash_of_weights(model, {**run, "config": model.config.to_json_string(use_diff=True)})
+    file = Path(arguments.output_dir, f"texts-{identity}.jsonl")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = finished_lines(file)
+    rest = documents[len(lines) :]
+    losses = masked_losses(model, tokenizer.mask_token_id, (text for _, text, _ in rest), arguments.max_tokens)
+    with file.open("a", encoding="utf-8") as stream:
+        for (number, text, num_tokens), values in tqdm(zip(rest, losses), "texts", len(rest), unit=" texts"):
+            low, high = confidence_interval(values, num_tokens)
+            line = {
+                "text": number,
+                "length": len(text.input_ids),
+                "positions": len(values),
+                "low": low,
+                "high": high,
+            }
+            line["pseudo_perplexity"] = pseudo_perplexity(values)
+            stream.write(json.dumps(line) + "\n")
+            stream.flush()
+            lines.append(line)
+    values = [line["pseudo_perplexity"] for line in lines]
+    summary = {
+        "model": arguments.model_name_or_path,
+        "texts": len(lines),
+        "positions": sum(line["positions"] for line in lines),
+        "median": statistics.median(values),
+        "by_length": median_by_length([line["length"] for line in lines], values),
+    }
+    write_json(Path(arguments.output_dir, "summary.json"), summary)
+    plot_by_length(lines, summary["by_length"]).savefig(Path(arguments.output_dir, "by_length.png"), dpi=150)
+    return summary
 
 
 def finished_lines(file: Path) -> list[dict]:

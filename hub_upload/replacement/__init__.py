@@ -17,9 +17,9 @@ from typing import Any
 import jinja2
 from huggingface_hub import snapshot_download
 from transformers.dynamic_module_utils import custom_object_save
+from verifying import verify
 
 from neobert_hf import AUTO_CLASSES, NeoBERTConfig, NeoBERTModel
-from neobert_hf.checkpoints import verify
 from neobert_hf.checkpoints.trust import DATA_FILES
 from neobert_hf.files import read_json
 

@@ -12,10 +12,9 @@ import huggingface_hub
 import push
 import pytest
 import replacement
+from building import build
 from conftest import GOLDEN, run_main
 from hub_server import LocalHub
-
-from neobert_hf.checkpoints import build
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + "notARealTokenOfAnybody" * 2

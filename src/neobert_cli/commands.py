@@ -15,13 +15,13 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
+from argparse import SUPPRESS
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
 from importlib import import_module, metadata
-from itertools import chain
 from pathlib import Path
 
-from neobert_cli.parser import HelpFormatter, Parser
+from neobert_cli.parser import Parser
 
 Run = Callable[..., None]
 COLORED = "\x1b[36m{}\x1b[0m", "\x1b[1;33m{}\x1b[0m"  # cyan file and score, bold yellow words
@@ -39,23 +39,27 @@ def embed(parser: Parser) -> Run:
     After an interruption, the same command embeds what is missing: OUTPUT.vectors keeps the vectors until the output is written.
     """
     add = parser.add_argument
-    text = "Texts: .txt (a text in each line), .jsonl, .json, .csv, .tsv or .parquet; a folder of them; or a pattern."
-    add("files", nargs="+", metavar="FILE", help=text)
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="Texts: .txt (a text in each line), .jsonl, .json, .csv, .tsv or .parquet; a folder of them; or a pattern.",
+    )
     add("--output", "-o", required=True, metavar="FILE", help="File to write; see below.")
-    add("--model", metavar="MODEL", help="Embedding model: folder or Hub id. Default: the mini model of this package.")
-    add("--text_column", default="text", metavar="NAME", help="Column of the texts; .txt has no columns.")
-    add("--prompt_name", metavar="NAME", help="Name of the model's prompt to put before each text.")
+    add("--model", default=SUPPRESS, help="Embedding model: folder or Hub id. Default: the mini model of this package.")
+    add("--text_column", default="text", help="Column of the texts; .txt has no columns.")
+    add("--prompt_name", help="Name of the model's prompt to put before each text.")
     add("--normalize", action="store_true", help="Scale each embedding to length 1.")
-    add("--max_length", type=int, metavar="INT", help="Longest text in tokens. Default: what the model reads.")
+    add("--max_length", type=int, help="Longest text in tokens. Default: what the model reads.")
     add("--truncation", choices=("warn", "error", "off"), default="warn", help="What is done about longer texts.")
-    add("--batch_size", type=int, default=64, metavar="INT", help="Number of texts in a batch of the model.")
+    add("--overwrite", action="store_true", help="Replace the output of an earlier command.")
+    add("--batch_size", type=int, default=64, help="Number of texts in a batch of the model.")
     parser.epilog = "An output .npy holds the embeddings; .jsonl and .parquet hold the columns text and embedding."
 
-    def run(model: str | None, **options) -> None:
-        from neobert_hf import MINI_MODEL_PATH
+    def run(**options) -> None:
         from neobert_hf.embeddings.vector_files import embed_files
 
-        print(json.dumps(embed_files(model=model or MINI_MODEL_PATH, **options)))
+        print(json.dumps(embed_files(**options)))
 
     return run
 
@@ -71,45 +75,57 @@ def search(parser: Parser) -> Run:
     The first search embeds the passages of the files; a later one embeds only those that are new or changed.
     """
     add = parser.add_argument
-    text = "Files, folders and patterns, then the question; without a question, the command asks for it."
-    add("words", nargs="+", metavar="PATH", help=text)
-    add("--top_k", type=int, default=5, metavar="INT", help="Number of answers to a question.")
-    add("--model", metavar="MODEL", help="Embedding model: folder or Hub id. Default: the mini model of this package.")
-    text = "Longest passage in tokens. Default: what the model reads, at most 512."
-    add("--max_length", type=int, metavar="INT", help=text)
-    text = "Column of the texts in .jsonl, .json, .csv, .tsv and .parquet."
-    add("--text_column", default="text", metavar="NAME", help=text)
-    text = "Files of folders to search, such as '*.py': pattern of a name, of a folder, or of a path. Repeatable."
-    add("--include", action="append", metavar="PATTERN", help=text)
-    text = "Files and folders to leave out, such as tests or '*.min.js'. Repeatable."
-    add("--exclude", action="append", metavar="PATTERN", help=text)
-    text = "Encoding of all text files, such as cp1252. Default: UTF-8, or a guess, which is told."
-    add("--encoding", metavar="NAME", help=text)
-    text = "Weight of the words in the score, from 0 (only the model) to 1 (only words)."
-    add("--word_weight", type=float, default=0.4, metavar="FLOAT", help=text)
+    add(
+        "words",
+        nargs="+",
+        metavar="PATH",
+        help="Files, folders and patterns, then the question; without a question, the command asks for it.",
+    )
+    add("--top_k", type=int, default=5, help="Number of answers to a question.")
+    add("--model", default=SUPPRESS, help="Embedding model: folder or Hub id. Default: the mini model of this package.")
+    add("--max_length", type=int, help="Longest passage in tokens. Default: what the model reads, at most 512.")
+    add("--text_column", default="text", help="Column of the texts in .jsonl, .json, .csv, .tsv and .parquet.")
+    add(
+        "--include",
+        action="append",
+        metavar="PATTERN",
+        help="Files of folders to search, such as '*.py': pattern of a name, of a folder, or of a path. Repeatable.",
+    )
+    add(
+        "--exclude",
+        action="append",
+        metavar="PATTERN",
+        help="Files and folders to leave out, such as tests or '*.min.js'. Repeatable.",
+    )
+    add("--encoding", help="Encoding of all text files, such as cp1252. Default: UTF-8, or a guess, which is told.")
+    add(
+        "--word_weight",
+        type=float,
+        default=0.4,
+        help="Weight of the words in the score, from 0 (only the model) to 1 (only words).",
+    )
     add("--truncation", choices=("warn", "error", "off"), default="warn", help="What is done about a long question.")
     add("--json", dest="as_json", action="store_true", help="Print a line of JSON for a question, with whole passages.")
     parser.usage = "neobert search PATH [PATH ...] [QUESTION] [--ARGUMENT VALUE ...]"
 
-    def run(words: list[str], model: str | None, top_k: int, as_json: bool, **options) -> None:
-        from neobert_hf import MINI_MODEL_PATH
-        from neobert_hf.embeddings.search import DocumentSearch, check_question, words_of
+    return _search
 
-        paths, questions = words, iter(_ask, "") if sys.stdin.isatty() else filter(None, map(str.strip, sys.stdin))
-        if len(words) > 1 and not os.path.lexists(words[-1]):
-            paths, questions = words[:-1], iter(words[-1:])
-            check_question(words[-1], top_k)
-        documents = DocumentSearch(paths, model=model or MINI_MODEL_PATH, **options)
-        print(documents.summary(), file=sys.stderr)
-        for question in questions:
-            answers = documents.search(question, top_k)
-            if as_json:  # which escapes control characters
-                print(json.dumps({"question": question, "answers": [vars(answer) for answer in answers]}), flush=True)
-            else:
-                marked = {word for word in words_of(question) if len(word) > 3}
-                print("\n\n".join(_shown(answer, marked) for answer in answers), flush=True)
 
-    return run
+def _search(words: list[str], top_k: int, as_json: bool, **options) -> None:
+    """Print the answers to the question of the command line, of a terminal, or of each line of the standard input."""
+    from neobert_hf.embeddings.search import DocumentSearch, check_question
+
+    show = _as_json if as_json else _as_text
+    questions: Iterable[str] = filter(None, map(str.strip, sys.stdin))
+    if len(words) > 1 and not os.path.lexists(words[-1]):
+        questions = [words.pop()]
+        check_question(questions[0], top_k)
+    elif sys.stdin.isatty():
+        questions = iter(_ask, "")
+    documents = DocumentSearch(words, **options)
+    print(documents.summary(), file=sys.stderr)
+    for question in questions:
+        print(show(question, documents.search(question, top_k)), flush=True)
 
 
 def _ask() -> str:
@@ -125,16 +141,34 @@ def _ask() -> str:
         return ""
 
 
-def _shown(answer, marked: set[str]) -> str:
-    """File and line, score, and the first lines of a passage in the width of the terminal; a terminal shows them in color."""
+def _as_json(question: str, answers: list) -> str:
+    """One line, in which JSON escapes control characters."""
+    return json.dumps({"question": question, "answers": [vars(answer) for answer in answers]})
+
+
+def _as_text(question: str, answers: list) -> str:
+    """File and line, score, and the first lines of each passage in the width of the terminal, which shows them in color."""
+    from neobert_hf.embeddings.search import words_of
     from neobert_hf.files.terminal import printable
 
-    width, indent = shutil.get_terminal_size().columns, "    "
-    text = textwrap.fill(printable(answer.text), width - len(indent), max_lines=3, placeholder=" ...")
-    head, mark = COLORED if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else ("{}", "{}")
-    text = re.sub(r"[^\W_]+", lambda word: mark.format(word[0]) if word[0].lower() in marked else word[0], text)
-    place, score = head.format(f"{printable(answer.file)}:{answer.line}"), head.format(f"({answer.score:.2f})")
-    return f"{place}  {score}\n{textwrap.indent(text, indent)}"
+    marked = {word for word in words_of(question) if len(word) > 3}
+    head = mark = "{}"
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        head, mark = COLORED
+
+    def in_color(word: re.Match) -> str:
+        return mark.format(word[0]) if word[0].lower() in marked else word[0]
+
+    width = shutil.get_terminal_size().columns
+    indent = "    "
+    shown = []
+    for answer in answers:
+        place = head.format(f"{printable(answer.file)}:{answer.line}")
+        score = head.format(f"({answer.score:.2f})")
+        passage = textwrap.fill(printable(answer.text), width - len(indent), max_lines=3, placeholder=" ...")
+        passage = textwrap.indent(re.sub(r"[^\W_]+", in_color, passage), indent)
+        shown.append(f"{place}  {score}\n{passage}")
+    return "\n\n".join(shown)
 
 
 def train_tokenizer(parser: Parser) -> Run:
@@ -148,8 +182,8 @@ def train_tokenizer(parser: Parser) -> Run:
     """
     add = parser.add_argument
     add("--output_dir", required=True, metavar="FOLDER", help="Folder to write, new or empty.")
-    add("--vocab_size", type=int, default=30_522, metavar="INT", help="Most tokens; a small text gives fewer.")
-    add("--max_length", type=int, default=4096, metavar="INT", help="Length in tokens at which it truncates.")
+    add("--vocab_size", type=int, default=30_522, help="Most tokens; a small text gives fewer.")
+    add("--max_length", type=int, default=4096, help="Length in tokens at which it truncates.")
     _add_corpus(parser)
 
     def run(output_dir: str, vocab_size: int, max_length: int, **source) -> None:
@@ -158,10 +192,11 @@ def train_tokenizer(parser: Parser) -> Run:
 
         tokenizer = write_wordpiece(Corpus(**source), output_dir, vocab_size, max_length)
         print(json.dumps({"folder": output_dir, "vocab_size": len(tokenizer), "sha256": tokenizer_hash(tokenizer)}))
-        given = {name: value for name, value in source.items() if value != parser.get_default(name)}
-        given |= {"tokenizer_name": output_dir, "output_dir": "runs/documents"}
-        pairs = [(f"--{name}", *([value] if isinstance(value, str) else value)) for name, value in given.items()]
-        _say_next("tokenize", *chain(*pairs))
+        words = ["--tokenizer_name", output_dir, "--output_dir", "runs/documents"]
+        for name, value in source.items():
+            if value != parser.get_default(name):
+                words += [f"--{name}", *([value] if isinstance(value, str) else value)]
+        _say_next("tokenize", *words)
 
     return run
 
@@ -177,16 +212,18 @@ def tokenize(parser: Parser) -> Run:
     """
     add = parser.add_argument
     add("--output_dir", required=True, metavar="FOLDER", help="Folder of the token ids.")
-    add("--tokenizer_name", required=True, metavar="NAME", help="Folder or Hub id of a fast tokenizer.")
+    add("--tokenizer_name", required=True, help="Folder or Hub id of a fast tokenizer.")
     _add_corpus(parser)
     add("--executor", choices=("local", "ray"), default="local", help="What runs the tasks: an executor of datatrove.")
-    text = "Parts of the corpus; an interrupted part begins again. Default: one for each file, 8 to 1,000."
-    add("--tasks", type=int, metavar="INT", help=text)
-    text = "Tasks that run at the same time. Default: one for a core; with Ray, all."
-    add("--workers", type=int, metavar="INT", help=text)
+    add(
+        "--tasks",
+        type=int,
+        help="Parts of the corpus; an interrupted part begins again. Default: one for each file, 8 to 1,000.",
+    )
+    add("--workers", type=int, help="Tasks that run at the same time. Default: one for a core; with Ray, all.")
 
     def run(output_dir, tokenizer_name, executor, tasks, workers, **source):
-        from neobert_hf.checkpoints.trust import load_tokenizer
+        from neobert_hf.checkpoints.tokenizer import load_tokenizer
         from neobert_hf.pretraining.corpus import Corpus
         from neobert_hf.pretraining.tokenizing import tokenize
 
@@ -202,15 +239,21 @@ def tokenize(parser: Parser) -> Run:
 
 def _add_corpus(parser: Parser) -> None:
     """Add the arguments of a `Corpus`."""
-    add, source = parser.add_argument, parser.add_mutually_exclusive_group(required=True)
-    text = "Text, JSON lines, CSV, TSV or Parquet files."
-    source.add_argument("--files", nargs="+", action="extend", metavar="FILE", help=text)
-    source.add_argument("--dataset_name", metavar="NAME", help="Dataset of the Hub, instead of files.")
-    add("--dataset_config", metavar="NAME", help="Configuration of the dataset.")
-    add("--split", default="train", metavar="NAME", help="Split of the dataset.")
-    add("--text_column", default="text", metavar="NAME", help="Column that holds the text.")
-    text = "Unit of a .txt file that is one document; blank lines separate paragraphs."
-    add("--sample_by", choices=("line", "paragraph", "document"), default="paragraph", help=text)
+    add = parser.add_argument
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--files", nargs="+", action="extend", metavar="FILE", help="Text, JSON lines, CSV, TSV or Parquet files."
+    )
+    source.add_argument("--dataset_name", help="Dataset of the Hub, instead of files.")
+    add("--dataset_config", help="Configuration of the dataset.")
+    add("--split", default="train", help="Split of the dataset.")
+    add("--text_column", default="text", help="Column that holds the text.")
+    add(
+        "--sample_by",
+        choices=("line", "paragraph", "document"),
+        default="paragraph",
+        help="Unit of a .txt file that is one document; blank lines separate paragraphs.",
+    )
 
 
 def doctor(parser: Parser) -> Run:
@@ -225,8 +268,11 @@ def doctor(parser: Parser) -> Run:
     """
     add = parser.add_argument
     add("source", metavar="MODEL", help="Folder, or id on the Hub, whose files are downloaded without pickles.")
-    text = "The model from which this one was fine-tuned: finds a fine-tuning without positions."
-    add("--base", metavar="MODEL", help=text)
+    add(
+        "--base",
+        metavar="MODEL",
+        help="The model from which this one was fine-tuned: finds a fine-tuning without positions.",
+    )
     add("--json", dest="as_json", action="store_true", help="Print one JSON object.")
 
     def run(source: str, base: str | None, as_json: bool) -> None:
@@ -234,7 +280,7 @@ def doctor(parser: Parser) -> Run:
 
         report = examine(source, base)
         print(json.dumps(report) if as_json else "\n".join(report_lines(report)))
-        raise SystemExit(0 if report["is_clean"] else 1)
+        raise SystemExit(int(not report["is_clean"]))
 
     return run
 
@@ -279,9 +325,11 @@ def export(parser: Parser) -> Run:
     add("--int8", action="store_true", help="Also write ONNX and OpenVINO files in int8.")
     add("--fp16", action="store_true", help="Also write an ONNX file in float16.")
     add("--dtype", choices=("f32", "f16", "q8_0"), default="f32", help="Numbers of the GGUF file.")
-    text = "What to export: feature-extraction, fill-mask, text-classification, token-classification, sparse-encoder, "
-    text += "question-answering, multi-vector or sentence-similarity. Default: that for which the model was saved."
-    add("--task", metavar="TASK", help=text)
+    add(
+        "--task",
+        help="What to export: feature-extraction, fill-mask, text-classification, token-classification, sparse-encoder, "
+        "question-answering, multi-vector or sentence-similarity. Default: that for which the model was saved.",
+    )
 
     def run(**options) -> None:
         from neobert_hf.export import export_model
@@ -337,13 +385,13 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     """Return the parser of `neobert`, and those of its commands."""
     completion = 'Completion in bash and zsh: eval "$(register-python-argcomplete neobert)"'
     title = "NeoBERT in the Hugging Face ecosystem."
-    parser = Parser(prog="neobert", description=title, epilog=completion, formatter_class=HelpFormatter)
+    parser = Parser(prog="neobert", description=title, epilog=completion)
     parser.add_argument("--version", action="version", version=f"neobert_hf {metadata.version('neobert_hf')}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     for command in COMMANDS:
         name, text = command.__name__.replace("_", "-"), inspect.getdoc(command) or ""
         title = text.partition("\n")[0]
-        subparser = commands.add_parser(name, help=title, description=text, formatter_class=HelpFormatter)
+        subparser = commands.add_parser(name, help=title, description=text)
         subparser.set_defaults(run=command(subparser))
     arguments = json.loads(Path(__file__).parents[1].joinpath("neobert_hf", "options.json").read_text("utf-8"))
     for name, title in SCRIPTS.items():  # for the list of commands and for completion

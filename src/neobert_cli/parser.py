@@ -5,7 +5,28 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
+
+# Of the types of arguments, by name: transformers is not imported here.
+METAVARS = {"int": "INT", "float": "FLOAT", "string_to_bool": "BOOL"}
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Keeps the line breaks of the description, names the types, and shows the defaults that say something.
+
+    The commands below the word COMMAND are not indented, so that a long name has its help beside it.
+    """
+
+    def _get_default_metavar_for_optional(self, action):
+        return METAVARS.get(getattr(action.type, "__name__", ""), "TEXT")
+
+    def _get_help_string(self, action):
+        if action.default in (None, False, ""):
+            return action.help
+        return super()._get_help_string(action)
+
+    def _iter_indented_subactions(self, action):
+        return getattr(action, "_get_subactions", tuple)()
 
 
 class Parser(argparse.ArgumentParser):
@@ -13,6 +34,9 @@ class Parser(argparse.ArgumentParser):
 
     shown_help = "`{} --help`"
     words: Sequence[str] = ()  # of the command line
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **{"formatter_class": HelpFormatter} | kwargs)
 
     def parse_known_args(self, args=None, namespace=None):
         """As argparse's; an empty argument is an error."""
@@ -24,29 +48,20 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with one line, without the usage that argparse prints before it, and status 2."""
         known = re.findall(r"--[\w-]+", self.format_help())
-        names = [word.partition("=")[0] for word in self.words if word.startswith("--")]
-        unknown = [name for name in names if not any(option.startswith(name) for option in known)]
-        if unknown:  # before an argument that is missing
-            self.refuse("argument", unknown[0], known)
+        for word in self.words:
+            name = word.partition("=")[0]
+            is_known = any(option.startswith(name) for option in known)
+            if name.startswith("--") and not is_known:  # before an argument that is missing
+                self.refuse("argument", name, known)
         self._end(message)
 
     def refuse(self, kind: str, word: str, known: Iterable[str]) -> NoReturn:
         """End with one line about an unknown argument or command, with a suggestion, and status 2."""
-        close = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
-        self._end(f"unknown {kind} {word}" + "".join(f"; did you mean {name}?" for name in close), kind)
+        message = f"unknown {kind} {word}"
+        for name in difflib.get_close_matches(word, known, n=1, cutoff=0.7):
+            message += f"; did you mean {name}?"
+        self._end(message, kind)
 
     def _end(self, message: str, kind: str = "argument") -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}; {self.shown_help.format(self.prog)} lists the {kind}s\n")
-
-
-class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the line breaks of the description, and shows the defaults that say something; the scripts have it too.
-
-    The commands below the word COMMAND are not indented, so that a long name has its help beside it.
-    """
-
-    def _get_help_string(self, action):
-        return action.help if action.default in (None, False, "") else super()._get_help_string(action)
-
-    def _iter_indented_subactions(self, action):
-        return getattr(action, "_get_subactions", tuple)()
+        shown_help = self.shown_help.format(self.prog)
+        self.exit(2, f"{self.prog}: error: {message}; {shown_help} lists the {kind}s\n")

@@ -92,7 +92,7 @@ def __dir__() -> list[str]:
 if find_spec("torch") is not None:
     import transformers
 
-    from .checkpoints.trust import FolderTokenizer
+    from .checkpoints.tokenizer import FolderTokenizer
     from .model.configuration_neobert import NeoBERTConfig
     from .model.modeling_neobert import AUTO_CLASSES
 

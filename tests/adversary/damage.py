@@ -1,17 +1,14 @@
 """Damaged files: the command uses an older complete state and gives the right result, or an error names the file."""
 
-import json
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from adversary.interruptions import check_result, kill, start_again
 from adversary.machinery import RIGHT, Failed, Family, at_event, explained, fork_case
 from adversary.workbench import Workbench
-from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from neobert_hf.files.errors import run_command
@@ -22,7 +19,14 @@ COUNTS = {
     "documents and their manifest": 25,
     "unfinished documents": 25,
     "weights and config for the Hub": 20,
-    "names and indexes of weights": 40,
+}
+
+
+USES = {  # the run whose result a damage must not change
+    "checkpoints of pretraining": "pretraining",
+    "checkpoints of contrastive training": "contrastive training",
+    "documents and their manifest": "pretraining",
+    "unfinished documents": "tokenizing",
 }
 
 
@@ -36,8 +40,7 @@ def prepare(bench: Workbench) -> tuple[list, dict]:
     )
     shutil.copytree(bench.folder / "documents", templates["documents and their manifest"] / "documents")
     _interrupt_tokenizing(bench, templates["unfinished documents"] / "out")
-    for name in ("weights and config for the Hub", "names and indexes of weights"):
-        shutil.copytree(whole["the build for the Hub"].folder, templates[name])
+    shutil.copytree(whole["the build for the Hub"].folder, templates["weights and config for the Hub"])
     logits = bench.finish(_load(templates["weights and config for the Hub"]), "load").output
     shared = {"bench": bench, "templates": templates, "logits": logits}
     return [(f"damage to {name}", name) for name, count in COUNTS.items() for _ in range(count)], shared
@@ -101,80 +104,34 @@ def case(_, name: str, rng: random.Random, folder: Path, shared: dict) -> str:
     bench = shared["bench"]
     copy = folder / "copy"
     shutil.copytree(shared["templates"][name], copy)
-    if name == "names and indexes of weights":
-        done = rename_or_index(rng, copy)
-    else:
-        is_hub = name == "weights and config for the Hub"
-        files = [copy / "model.safetensors", copy / "config.json"] if is_hub else copy.rglob("*")
-        done = damage(rng, copy, sorted(file for file in files if file.is_file() and file.stat().st_size))
+    is_hub = name == "weights and config for the Hub"
+    files = [copy / "model.safetensors", copy / "config.json"] if is_hub else copy.rglob("*")
+    done = damage(rng, copy, sorted(file for file in files if file.is_file() and file.stat().st_size))
     try:
         return _use(name, bench, copy, shared)
     except Failed as reason:
         raise Failed(f"{done}: {reason}") from reason
 
 
-def rename_or_index(rng: random.Random, folder: Path) -> str:
-    """Store some tensors under two names, with other numbers, or in two shards, or with an index that does not fit."""
-    tensors, done = load_file(folder / "model.safetensors"), []
-    for name in rng.sample(sorted(tensors), rng.randint(0, 2)):
-        other = name.removeprefix("model.") if name.startswith("model.") else f"model.{name}"
-        other = rng.choice((other, f"module.{name}", f"_orig_mod.{name}"))
-        tensors[other] = tensors[name] if rng.random() < 0.3 else np.full_like(tensors[name], rng.choice((0, 7)))
-        done.append(f"{name} is also {other}")
-    if rng.random() < 0.5:
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        return "; ".join(done)
-    (folder / "model.safetensors").unlink()
-    place, name = rng.choice(("", "shards/")), rng.choice(sorted(tensors))
-    (folder / place).mkdir(exist_ok=True)
-    weight_map = {each: f"{place}{rng.choice('abc')}.safetensors" for each in tensors}
-    held = {file: [each for each in tensors if weight_map[each] == file] for file in sorted(set(weight_map.values()))}
-    oddities = ("", "a tensor in two shards", "no metadata", "a name too few", "a shard too few", "a name too many")
-    odd = rng.choice(oddities)
-    if odd == "a tensor in two shards":
-        held[rng.choice([file for file in held if file != weight_map[name]])].append(name)
-    for file, names in held.items():
-        saved = {each: tensors[each] + (weight_map[each] != file) for each in names}  # a second one has other numbers
-        save_file(saved, folder / file, {"format": "pt"})
-    if odd == "a name too few":
-        del weight_map[name]
-    if odd == "a shard too few":
-        (folder / rng.choice(sorted(held))).unlink()
-    if odd == "a name too many":
-        weight_map["model.layer_norm.bias"] = weight_map[name]
-    index = {"metadata": {}, "weight_map": weight_map}
-    if odd == "no metadata":
-        del index["metadata"]
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return "; ".join([*done, "shards", odd])
-
-
 def _use(name: str, bench: Workbench, copy: Path, shared: dict) -> str:
     out = copy / "out"
+    if name == "weights and config for the Hub":
+        outcome = fork_case(_load(copy), copy / "log")
+        if outcome.status:
+            return explained(outcome, str(copy))
+        if outcome.output != shared["logits"]:
+            raise Failed(f"silently wrong: {outcome.output!r}, not {shared['logits']!r}")
+        return RIGHT
+    run, named = USES[name], str(out)
     if name.startswith("checkpoints"):
-        run = "pretraining" if "pretraining" in name else "contrastive training"
         outcome = start_again(bench, run, out)
-        if outcome.status:
-            return explained(outcome, str(out))
-        check_result(run, out, bench.references[run])
-        return RIGHT
-    if name.startswith("documents"):
-        outcome = fork_case(bench.pretrain(out, documents_dir=copy / "documents"), copy / "log")
-        if outcome.status:
-            return explained(outcome, str(copy / "documents"))
-        check_result("pretraining", out, bench.references["pretraining"])
-        return RIGHT
-    if name == "unfinished documents":
+    elif name == "unfinished documents":
         outcome = fork_case(bench.tokenize(out), copy / "log")
-        if outcome.status:
-            return explained(outcome, str(out))
-        check_result("tokenizing", out, bench.references["tokenizing"])
-        return RIGHT
-    outcome = fork_case(_load(copy), copy / "log")
+    else:
+        outcome, named = fork_case(bench.pretrain(out, documents_dir=copy / "documents"), copy / "log"), str(copy)
     if outcome.status:
-        return explained(outcome, str(copy))
-    if outcome.output != shared["logits"]:
-        raise Failed(f"silently wrong: {outcome.output!r}, not {shared['logits']!r}")
+        return explained(outcome, named)
+    check_result(run, out, bench.references[run])
     return RIGHT
 
 

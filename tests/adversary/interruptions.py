@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -11,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from adversary.machinery import RIGHT, Failed, Family, Outcome, at_event, explained, fork_case
-from adversary.workbench import COMMANDS, TRAININGS, Reference, Workbench, files_of, losses_of, weights_of
+from adversary.workbench import COMMANDS, TRAININGS, Reference, Workbench, losses_of, weights_of
+from conftest import contents
 
 from neobert_hf.runs import last_complete_checkpoint
 
@@ -68,13 +70,7 @@ def with_file_limit(command: Callable[[], None], limit: int) -> Callable[[], Non
 
 def start_again(bench: Workbench, name: str, folder: Path, wrap=lambda command: command, **options) -> Outcome:
     """Run the command again; a training resumes from its last checkpoint, or starts again if it has none."""
-    make = getattr(bench, COMMANDS[name])
-    if name in TRAININGS and folder.exists():
-        command = make(folder, resume_from_checkpoint="last", **options)
-        outcome = fork_case(wrap(command), folder.with_name("resumed"))
-        if outcome.status != 1 or "start without resume_from_checkpoint" not in outcome.message:
-            return outcome
-    return fork_case(wrap(make(folder, **options)), folder.with_name("again"))
+    return fork_case(wrap(getattr(bench, COMMANDS[name])(folder, **options)), folder.with_name("again"))
 
 
 def check_no_partial_file_counts_as_complete(name: str, folder: Path, reference: Reference) -> None:
@@ -108,15 +104,12 @@ def check_result(name: str, folder: Path, reference: Reference) -> None:
     """Check that the result equals the uninterrupted run bitwise."""
     if name == "tokenizing":
         found, expected = (
-            {
-                file: digest
-                for file, digest in files_of(f).items()
-                if ("ids/" in file and ".ds" in file) or file == "manifest.json"
-            }
-            for f in (folder, reference.folder)
+            {file: content for file, content in contents(each).items() if re.match(r"ids/.*\.ds|manifest.json$", file)}
+            for each in (folder, reference.folder)
         )
         if found != expected:
-            raise Failed(f"silently wrong: {sorted(set(found.items()) ^ set(expected.items()))} differ")
+            differ = [file for file in {*found, *expected} if found.get(file) != expected.get(file)]
+            raise Failed(f"silently wrong: {sorted(differ)} differ")
         return
     if not _same_weights(folder, reference.folder):
         raise Failed("silently wrong: the weights differ")
@@ -165,8 +158,6 @@ def _killed(bench, name, out, rng, reference, options):
         return start_again(bench, name, out, lambda command: at_event(command, out, number, kill(delay)), **options)
     seconds = rng.uniform(0.02, reference.seconds)
     command = getattr(bench, COMMANDS[name])
-    if name in TRAININGS and any(out.glob("checkpoint-*/trainer_state.json")):
-        options = options | {"resume_from_checkpoint": "last"}
     return fork_case(command(out, **options), out.with_name("killed"), kill_after=seconds)
 
 

@@ -18,14 +18,9 @@ from neobert_hf.finetuning import LabelledTextArguments, read_labelled_texts
 
 NAMES = ("billing", "on time", "größe", "漢字", "B-side", "Bug report", "no", "level 3", "007")
 EDGES = (" ", "  ", "\xa0", "\u200b", "\ufeff", "\u3000", "\u2009\u200e")
-# What the one line of each fault says, whatever else it says.
-REPEATED, NUL, CASE, CONFLICT, NUMBERS = (
-    "repeat the names",
-    "NUL",
-    "upper and lower case",
-    "several labels",
-    "regression",
-)
+# What the one line of each fault says, whatever else it says; the file is read for each split, and so is a NUL.
+NUL, CASE, CONFLICT, NUMBERS = "NUL", "upper and lower case", "several labels", "regression"
+COPIES = {NUL: 3, CASE: 1, CONFLICT: 1, NUMBERS: 1}
 
 
 def prepare(_) -> tuple[list, None]:
@@ -35,15 +30,38 @@ def prepare(_) -> tuple[list, None]:
 
 def case(_, suffix: str, rng: random.Random, folder: Path, shared: None) -> str:
     """Spoil rows, read them as rows of training, validation and test, and compare them with the rows as they were."""
-    is_table = suffix in (".csv", ".tsv")
+    rows, must_say = draw_rows(rng)
+    spoiled = spoil(rng, rows, is_table=suffix in (".csv", ".tsv"))
+    for number, (text, _) in enumerate(spoiled, 2):
+        if "\0" in text:
+            must_say[NUL] = [f"line {number}"]
+    file, said = write(folder / f"rows{suffix}", spoiled, rng), io.StringIO()
+    logging.getLogger().addHandler(logging.StreamHandler(said))
+    with contextlib.redirect_stdout(said):
+        found = read_labelled_texts(LabelledTextArguments(str(file), str(file), str(file)), 0, None)
+    for split in (found.train, found.validation, found.test):
+        if list(zip(*split)) != rows:
+            raise Failed(f"silently wrong: {set(zip(*split)) ^ set(rows)}")
+    if set(found.classes) != {name for _, name in rows} or len(found.test_rows) != len(rows):
+        raise Failed(f"silently wrong: the classes are {found.classes}")
+    for mark, copies in COPIES.items():
+        marked = [line for line in said.getvalue().splitlines() if mark in line]
+        if len(marked) != copies * (mark in must_say):
+            raise Failed(f"{len(marked)} lines of {mark!r}: {said.getvalue()!r}")
+        if missing := [part for part in must_say.get(mark, ()) for line in marked if part not in line]:
+            raise Failed(f"{missing} is not in {marked}")
+    return EXPLAINED if must_say else RIGHT
+
+
+def draw_rows(rng: random.Random) -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
+    """Texts with labels, perhaps with a class in two cases or a text with two labels; and what the lines must say."""
     numbers = rng.choice((None, None, "{}", "{}.5 €", "{}/5", "{} stars", "EUR {},50"))
-    count = rng.randint(3, 5)
+    count, must_say = rng.randint(3, 5), {NUMBERS: []} if numbers else {}
     names = [numbers.format(i + 1) for i in range(count)] if numbers else rng.sample(NAMES, count)
     rows = [(f"text {i} of a person", names[i % count]) for i in range(count * rng.randint(6, 9))]
-    must_say = {NUMBERS: []} if numbers else {}
-
     shouted = rng.choice(names)
-    if not numbers and shouted.upper() != shouted and rng.random() < 0.5:
+    has_two_cases = not numbers and shouted.upper() != shouted
+    if has_two_cases and rng.random() < 0.5:
         number = next(i for i, (_, name) in enumerate(rows) if name == shouted)
         rows[number] = (rows[number][0], shouted.upper())
     if rng.random() < 0.4:
@@ -51,45 +69,20 @@ def case(_, suffix: str, rng: random.Random, folder: Path, shared: None) -> str:
             other = next(each for each in names if each.casefold() != name.casefold())
             rows.insert(rng.randrange(len(rows)), (text.replace(" ", rng.choice((" ", "  ", "\xa0"))), other))
             must_say[CONFLICT] = [f"({number})", "text "]
-
     counts = Counter(name for _, name in rows)
-    if not numbers and counts[shouted.upper()] and shouted.upper() != shouted:
+    if has_two_cases and counts[shouted.upper()]:
         must_say[CASE] = [f"{name!r} ({counts[name]})" for name in (shouted, shouted.upper())]
+    return rows, must_say
 
+
+def spoil(rng: random.Random, rows: list[tuple[str, str]], is_table: bool) -> list[tuple[str, str]]:
+    """Put invisible characters around labels, and in a table also a NUL."""
     spoiled = [(text, rng.choice(EDGES) * rng.randint(0, 1) + name + rng.choice(EDGES)) for text, name in rows]
     spoiled = [pair if rng.random() < 0.5 else row for pair, row in zip(spoiled, rows)]
     if is_table and rng.random() < 0.4:
         chosen = rng.randrange(len(rows))
         spoiled[chosen] = (spoiled[chosen][0].replace("person", "per\0son"), spoiled[chosen][1])
-    if is_table and rng.random() < 0.5:
-        for _ in range(rng.randint(1, 3)):
-            header = (rng.choice(("", "\ufeff")) + "text", "label" + rng.choice(("", " ")))
-            spoiled.insert(rng.randint(0, len(spoiled)), header)
-    for number, (text, name) in enumerate(spoiled, 2):
-        if "\0" in text:
-            must_say[NUL] = [f"line {number}"]
-        if text.endswith("text") and name.strip() == "label":
-            must_say.setdefault(REPEATED, []).append(f"line {number}")
-
-    file = write(folder / f"rows{suffix}", spoiled, rng)
-    said = io.StringIO()
-    logging.getLogger().addHandler(logging.StreamHandler(said))
-    arguments = LabelledTextArguments(str(file), str(file), str(file))
-    with contextlib.redirect_stdout(said):
-        found = read_labelled_texts(arguments, 0, None)
-    for split in (found.train, found.validation, found.test):
-        if list(zip(*split)) != rows:
-            raise Failed(f"silently wrong: {set(zip(*split)) ^ set(rows)}")
-    if set(found.classes) != {name for _, name in rows} or len(found.test_rows) != len(rows):
-        raise Failed(f"silently wrong: the classes are {found.classes}")
-    for mark in (REPEATED, NUL, CASE, CONFLICT, NUMBERS):
-        marked = [line for line in said.getvalue().splitlines() if mark in line]
-        copies = 3 if mark in (REPEATED, NUL) else 1  # the file is read for each split
-        if len(marked) != (copies if mark in must_say else 0):
-            raise Failed(f"{len(marked)} lines of {mark!r}: {said.getvalue()!r}")
-        if missing := [part for part in must_say.get(mark, ()) for line in marked if part not in line]:
-            raise Failed(f"{missing} is not in {marked}")
-    return EXPLAINED if must_say else RIGHT
+    return spoiled
 
 
 def write(file: Path, rows: list[tuple[str, str]], rng: random.Random) -> Path:

@@ -40,15 +40,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Family:
-    """Cases of one type.
-
-    Attributes:
-        name: Selects the family in ADVERSARY_ONLY, and is a part of the seed of its cases.
-        prepare: Called with the workbench before the first fork; returns the cases of a full run and data that all cases share.
-            A case is (kind, subject); the kind is its row in the table.
-        case: Called with kind, subject, random numbers, an own folder and the shared data; returns RIGHT or EXPLAINED, or raises
-            `Failed`.
-    """
+    """Cases of one type; `prepare` returns them as (kind, subject), with what they share, and `case` runs one of them."""
 
     name: str
     prepare: Callable[[Any], tuple[list[tuple[str, Any]], Any]]
@@ -68,14 +60,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a command.
-
-    Attributes:
-        status: Exit status; if a signal ended the command, the negative number of the signal.
-        output: Standard output.
-        errors: Standard error.
-        seconds: Duration.
-    """
+    """The end of a command; the status is the negative number of a signal that ended it."""
 
     status: int
     output: str
@@ -92,16 +77,10 @@ class Outcome:
 
 
 def fork_case(function: Callable[[], Any], log: Path, timeout: float = 90, kill_after: float | None = None) -> Outcome:
-    """Call the function in a fork, as the main function of a command, and wait for the fork and its child processes.
+    """Call the main function of a command in a fork, and wait for the fork and its child processes.
 
-    Args:
-        function: The function to call; SystemExit and errors end the fork as they end a Python process.
-        log: Name of the two files for its output, without the suffixes `.out` and `.err`.
-        timeout: Seconds after which the command counts as hanging and is killed.
-        kill_after: Seconds after which SIGKILL ends the command.
-
-    Raises:
-        Failed: The command hangs, or a child process outlives it.
+    Its output goes to `log`.out and `log`.err. SIGKILL ends it after `kill_after` seconds. A command that runs for `timeout`
+    seconds, or whose child processes run on, has failed.
     """
     pid, begin = _fork(function, log), time.monotonic()
     is_hung = False
@@ -200,29 +179,27 @@ def _members(group: int) -> list[int]:
 
 
 def at_event(command: Callable[[], None], folder: Path, number: int, act: Callable[[str], None]) -> Callable[[], None]:
-    """Return a command that calls a function when it opens, renames or removes a file in its folder or next to it.
+    """Return a command that calls `act` with a file, when it opens, renames or removes one in its folder, the `number`th time.
 
-    Args:
-        command: The command; its child processes count their own events.
-        folder: Folder of the command.
-        number: Number of the event, from 1.
-        act: The function to call with the name of the file.
+    Its child processes count their own events.
     """
 
     def run():
         numbers = itertools.count(1)
-
-        def watch(event, args):
-            if event in FILE_EVENTS and _changes(event, args, folder) and next(numbers) == number:
-                act(str(args[0]))
-
-        sys.addaudithook(watch)
+        watch(folder, lambda file: act(file) if next(numbers) == number else None)
         command()
 
     return run
 
 
+def watch(folder: Path, act: Callable[[str], None]) -> None:
+    """From now on, call `act` with each file in the folder or next to it that this process changes."""
+    sys.addaudithook(lambda event, args: act(str(args[0])) if _changes(event, args, folder) else None)
+
+
 def _changes(event: str, args: tuple, folder: Path) -> bool:
+    if event not in FILE_EVENTS:
+        return False
     is_read = event == "open" and not (args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
     return not is_read and isinstance(args[0], (str, bytes, os.PathLike)) and str(folder.parent) in os.fsdecode(args[0])
 
@@ -232,7 +209,7 @@ def counting_events(command: Callable[[], None], folder: Path) -> Callable[[], N
 
     def run():
         count = []
-        sys.addaudithook(lambda e, args: count.append(e) if e in FILE_EVENTS and _changes(e, args, folder) else None)
+        watch(folder, count.append)
         command()
         print(len(count))
 
@@ -240,15 +217,7 @@ def counting_events(command: Callable[[], None], folder: Path) -> Callable[[], N
 
 
 def explained(outcome: Outcome, *names: str) -> str:
-    """Return EXPLAINED if the command ended with a one-line message about an error that its user can correct.
-
-    Args:
-        outcome: The end of the command.
-        names: Text that the message must contain, such as a file or an argument; case does not matter.
-
-    Raises:
-        Failed: The command ended in another way.
-    """
+    """Return EXPLAINED if the command ended with one line for its user, which contains the names in any case; else raise."""
     if "Traceback (most recent call last)" in outcome.errors:
         raise Failed(f"bug: traceback: {outcome.message}")
     if outcome.status not in (1, 2):
@@ -271,18 +240,9 @@ def draw(seed: str, family: str, number: int) -> random.Random:
 def run_family(
     family: Family, bench: Any, seed: str, folder: Path, share: float = 1.0, only: int | None = None
 ) -> Iterator[Verdict]:
-    """Run cases, one per available core at a time.
+    """Run a share of the cases, at least one of each kind, or only one by its number; one per available core at a time.
 
-    Args:
-        family: The family to run.
-        bench: The workbench, which all families share.
-        seed: Seed of the cases.
-        folder: An empty folder; the files of failed cases stay there.
-        share: Share of a full run; each kind has at least one case.
-        only: Number of a single case to run.
-
-    Yields:
-        A verdict for each case; its note names files relative to `folder`, as `TMP/...`.
+    The files of failed cases stay in the folder, which is TMP in the note of a verdict.
     """
     plan, shared = family.prepare(bench)
     waiting = _choose(plan, random.Random(f"{seed} {family.name}"), share) if only is None else [only]

@@ -13,18 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 from adversary.damage import DAMAGE
-from adversary.folders import FOLDERS
 from adversary.interruptions import KILLS, WRITES
 from adversary.labels import LABELS
-from adversary.machinery import FAILED, Failed, Family, report, run_family
+from adversary.machinery import FAILED, report, run_family
 from adversary.masks import MASKS
-from adversary.ranks import RANKS
 from adversary.tokenizers import TOKENIZERS
 from adversary.workbench import Workbench
 from adversary.writers import WRITERS
 from tabulate import tabulate
 
-ALL = (MASKS, FOLDERS, LABELS, TOKENIZERS, WRITERS, KILLS, DAMAGE, WRITES, RANKS)
+ALL = (MASKS, LABELS, TOKENIZERS, WRITERS, KILLS, DAMAGE, WRITES)
 FAMILIES = {family.name: family for family in ALL}
 pytestmark = pytest.mark.adversary
 
@@ -59,11 +57,3 @@ def test_every_case_gives_the_right_result_or_an_error_that_explains(name, bench
     failed = [f"{name} {v.number} ({v.kind}): {v.note}" for v in found if v.result == FAILED]
     about = f"ADVERSARY_SEED={seed}, {len(failed)} of {len(found)} failed, TMP={tmp_path}"
     assert not failed, "\n".join([about, *failed])
-
-
-def test_a_note_does_not_name_the_temporary_folder(bench, tmp_path):
-    def fail(kind, subject, rng, folder, shared):
-        raise Failed(f"{folder}/out and {tmp_path}/model differ")
-
-    (verdict,) = run_family(Family("notes", lambda bench: ([("failure", None)], None), fail), bench, "0", tmp_path)
-    assert verdict.note == "TMP/case-0/out and TMP/model differ"

@@ -20,7 +20,7 @@ import scipy.io  # noqa: F401
 import torch._dynamo
 import train_contrastive
 from adversary.machinery import Failed, Outcome, counting_events, fork_case
-from conftest import SENTENCE
+from conftest import SENTENCE, flags
 from datasets.packaged_modules.json import json as json_builder  # noqa: F401
 from safetensors import safe_open
 
@@ -152,26 +152,16 @@ class Workbench:
             tasks=10,
             workers=2,
         )
-        return partial(_call_cli, ["tokenize", *arguments(options | changes)])
+        return partial(_call_cli, ["tokenize", *flags(options | changes)])
 
     def hub(self, out: Path, **changes) -> Callable[[], None]:
         """hub_upload/build.py with the model of the workbench."""
         return script(build.__file__, dict(model=self.folder / "model", out=out, model_id="org/tiny") | changes)
 
 
-def arguments(options: dict) -> list[str]:
-    """Options as a command line; an option with the value None is left out."""
-    return [
-        str(part)
-        for name, value in options.items()
-        if value is not None
-        for part in (f"--{name}", *(value if isinstance(value, list) else [value]))
-    ]
-
-
 def script(file: str, options: dict) -> Callable[[], None]:
     """Return a command that runs a script with options."""
-    return partial(_call_script, file, arguments(options))
+    return partial(_call_script, file, flags(options))
 
 
 def _call_script(file, argv):
@@ -202,12 +192,3 @@ def losses_of(folder: Path) -> dict[int, float]:
     """The loss of each step, from the metrics file of a pretraining."""
     entries = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {entry["step"]: entry["loss"] for entry in entries if "loss" in entry}
-
-
-def files_of(folder: Path) -> dict[str, str]:
-    """Hash of every file, by its path in the folder."""
-    return {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }

@@ -71,7 +71,7 @@ def test_two_adapters_of_one_model_switch_with_their_heads(base, tmp_path):
     save_adapter(models["first"], tmp_path / "first")  # PEFT would change the card
     assert (tmp_path / "first/README.md").read_text() == "my words"
     model.get_base_model().save_pretrained(tmp_path / "whole")
-    with pytest.raises(FileExistsError, match=r"config\.json exists"):
+    with pytest.raises(FileExistsError, match=r"holds config\.json of a whole model"):
         save_adapter(model, tmp_path / "whole")
     both = open_adapter(AutoModelForSequenceClassification, tmp_path / "first")
     both.load_adapter(tmp_path / "second", adapter_name="second")

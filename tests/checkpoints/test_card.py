@@ -192,22 +192,22 @@ SCORE = {"dataset": ODD, "dataset_id": ODD, "config": ODD, "split": ODD, "metric
 def test_no_character_of_a_card_or_its_head_controls_a_terminal_or_reorders(folder, tmp_path, kind, facts, given):
     copied = shutil.copytree(folder / kind, tmp_path / "copied")
     record(copied, **facts)
-    write_card(copied, **given)
+    write_card(copied, **given, overwrite=True)
     text = (copied / "README.md").read_text("utf-8")
     assert all(character.isprintable() or character == "\n" for character in text)
     assert "ab c" in text and ModelCard(text).data.to_dict()["pipeline_tag"]
 
 
-def test_a_card_is_written_again_if_nobody_has_changed_it_or_a_library_made_it(folder, tmp_path):
-    ignore = shutil.ignore_patterns("README.md", ".neobert*")
+def test_a_card_is_replaced_if_it_is_the_same_or_a_library_made_it_or_this_is_asked_for(folder, tmp_path):
+    ignore = shutil.ignore_patterns("README.md")
     saved = shutil.copytree(folder / next(iter(HEADS)), tmp_path / "saved", ignore=ignore)
     (saved / "README.md").write_text(f"text\n{GENERATED[1]}\n")
-    for license in ("mit", "apache-2.0"):
-        write_card(saved, license=license)
+    for license in ("mit", "mit", "apache-2.0"):
+        write_card(saved, license=license, overwrite=license == "apache-2.0")
         assert ModelCard.load(saved / "README.md").data.license == license
     changed = (saved / "README.md").read_text() + "my words"
     (saved / "README.md").write_text(changed)
-    with pytest.raises(FileExistsError, match=r"not of an earlier write_card; move it away"):
+    with pytest.raises(FileExistsError, match="exists; name another file, or give overwrite"):
         write_card(saved)
     assert (saved / "README.md").read_text() == changed
 
@@ -215,9 +215,9 @@ def test_a_card_is_written_again_if_nobody_has_changed_it_or_a_library_made_it(f
 def test_a_single_language_is_one_and_the_example_of_a_mask_suits_any_text(folder, tmp_path):
     copied = shutil.copytree(folder / "masked", tmp_path / "copied")
     record(copied, {"language": "en"})
-    write_card(copied)
+    write_card(copied, overwrite=True)
     assert ModelCard.load(copied / "README.md").data.language == ["en"]
-    write_card(copied, language="fr")
+    write_card(copied, language="fr", overwrite=True)
     card = ModelCard.load(copied / "README.md")
     assert card.data.language == ["fr"] and "This is an example of a [MASK]." in card.text
 
@@ -229,7 +229,7 @@ def test_a_card_shows_the_given_row_as_text_and_scores_beside_trivial_ones(folde
     other = {"dataset": "b.csv", "metrics": {"f1": 0.6, "mse": 2.0}, "trivial": {"f1": 0.5}, "tfidf": {"f1": 0.55}}
     record(tmp_path / kind, scores=[score, other])
     row = [HOSTILE + " 🎉", "When does it end?"][: 1 + (kind == "answers")]
-    write_card(tmp_path / kind, example=row)
+    write_card(tmp_path / kind, example=row, overwrite=True)
     card = (tmp_path / kind / "README.md").read_text("utf-8")
     code = re.search(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)[1]
     literals = {node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)}
@@ -265,7 +265,7 @@ def test_the_start_of_a_chain_of_trainings_is_named(start, words, model, tokeniz
     "name, content, message",
     [
         ("adapter_config.json", "{}", "names no base_model_name_or_path"),
-        ("adapter_config.json", "[]", "names no base_model_name_or_path"),
+        ("adapter_config.json", "[]", "is no JSON object"),
         ("config_sentence_transformers.json", "[]", "is no JSON object"),
         ("config_sentence_transformers.json", '{"model_type": ["x"]}', "holds a .*x.*, which is not one of"),
         ("README.md", None, "is a pipe"),

@@ -14,10 +14,8 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig
 
 from neobert_cli import commands as neobert_cli
-from neobert_hf.checkpoints import conversion as convert
-from neobert_hf.checkpoints import examine
+from neobert_hf.checkpoints import SavedModel, convert, examine
 from neobert_hf.checkpoints.conversion import read_pickle
-from neobert_hf.checkpoints.layouts import read_checkpoint
 
 # What the fork's exporter writes into config.json, besides sizes.
 FORK = {
@@ -86,7 +84,7 @@ def test_gate_and_up_that_stand_apart_are_fused_and_nothing_else_changes(saved, 
     split = shutil.copytree(saved, tmp_path / "split")
     tensors = split_gate_and_up(load_file(saved / "model.safetensors"))
     save_file(tensors, split / "model.safetensors")
-    assert read_checkpoint(split).layout == "w1w2"
+    assert SavedModel(split).layout == "w1w2"
     printed = run_main(neobert_cli, "convert", split, tmp_path / "back")
     assert json.loads(printed) == {"folder": str(tmp_path / "back"), "from": "w1w2", "added": []}
     assert contents(tmp_path / "back").keys() == contents(saved).keys()
@@ -116,7 +114,7 @@ def test_a_decoder_that_is_left_out_is_the_embedding(fork, weights, tmp_path, se
 def test_a_decoder_that_the_published_layout_lost_is_not_made_from_the_embedding(saved, tmp_path):
     """Only the code of the fork ties the decoder when the config does not say so."""
     rewrite(saved, remove("decoder.weight"), tie_word_embeddings=None)
-    assert_refused(ValueError, "lacks 1 tensors .*decoder.weight", saved, tmp_path / "out")
+    assert_refused(ValueError, "lacks decoder of a NeoBERTForMaskedLM", saved, tmp_path / "out")
 
 
 def test_bfloat16_shards_of_the_encoder_alone_keep_their_bits(checkpoint, tokenizer, tmp_path):
@@ -144,16 +142,10 @@ def pickled(folder, layout, weights):
         names = sorted(state)
         torch.save({name: state[name] for name in names[:9]}, folder / "pytorch_model-00001-of-00002.bin")
         torch.save({name: state[name] for name in names[9:]}, folder / "pytorch_model-00002-of-00002.bin")
-    elif layout == "DeepSpeed":
-        (folder / "latest").write_text("100\n")
-        (folder / "100").mkdir()
-        shapes = [OrderedDict((name, value.shape) for name, value in state.items())]
-        extra = {"param_shapes": shapes, "sparse_tensor_module_names": set(), "optimizer": None, "global_steps": 100}
-        torch.save({"module": state, **extra}, folder / "100/mp_rank_00_model_states.pt")
 
 
 @pytest.mark.parametrize(
-    "layout", ["state_dict.pt of compiled replicas", "pytorch_model.bin with a shared tensor", "shards", "DeepSpeed"]
+    "layout", ["state_dict.pt of compiled replicas", "pytorch_model.bin with a shared tensor", "shards"]
 )
 def test_pickled_weights_keep_their_bits(base, weights, tmp_path, layout):
     weights = {name: value for name, value in weights.items() if not name.startswith(("dense", "classifier"))}
@@ -214,19 +206,10 @@ def test_two_files_with_the_same_tensors_are_refused(base, weights, tmp_path):
     assert_refused(OSError, "and another file hold .*; move one of them away", base, tmp_path / "out")
 
 
-@pytest.mark.parametrize("shards", ["rounded", "empty", "several"])
-def test_shards_of_zero_are_refused_with_the_script_that_merges_them(base, weights, tmp_path, shards):
+def test_states_of_deepspeed_are_refused_with_its_script_that_merges_them(base, weights, tmp_path):
     state = {name: torch.from_numpy(value) for name, value in weights.items()}
-    names = ["mp_rank_00_model_states.pt"]
-    if shards == "rounded":
-        state = {name: value.bfloat16() for name, value in state.items()}
-        (base / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
-    elif shards == "empty":
-        state = {name: value.new_empty(0) for name, value in state.items()}
-    else:
-        names = [f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in range(2)]
-    for name in names:
-        torch.save({"module": state}, base / name)
+    (base / "100").mkdir()
+    torch.save({"module": state}, base / "100/mp_rank_00_model_states.pt")
     assert_refused(OSError, r"python zero_to_fp32.py \. MERGED --safe_serialization", base, tmp_path / "out")
 
 
@@ -252,17 +235,17 @@ REFUSED = {  # what happens to a folder that can be converted, and the error
     "a class of others": (config(architectures=["Bert"]), "no class of NeoBERT"),
     "no config": (without("config.json"), "holds no config.json.* as base"),
     "a damaged config": (lambda folder: (folder / "config.json").write_text("{"), "is not JSON in UTF-8"),
-    "a list for a config": (lambda folder: (folder / "config.json").write_text("[]"), "is not a JSON object"),
+    "a list for a config": (lambda folder: (folder / "config.json").write_text("[]"), "is no JSON object"),
     "no tokenizer": (without("tokenizer.json"), "holds no tokenizer.* as base"),
     "a damaged tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer of .* cannot"),
     "more than a model": (lambda folder: (folder / "modules.json").write_text("[]"), "modules of sentence"),
     "blocks without end": (config(num_hidden_layers=10**9), "num_hidden_layers=1000000000, but its weights have 3"),
-    "a lost tensor": (tensors(remove("model.layer_norm.weight")), "lacks 1 tensors.*incomplete"),
+    "a lost tensor": (tensors(remove("model.layer_norm.weight")), "lacks model.layer_norm.weight; it is incomplete"),
     "a lost half": (tensors(remove("model.transformer_encoder.1.ffn.w2.weight")), "no ffn.w2 of its shape"),
-    "an unknown tensor": (POSITION, r"holds unknown 1 tensors .*\(first: model.position\)"),
+    "an unknown tensor": (POSITION, r"holds unknown tensors: model.position"),
     "a decoder that is not tied": (UNTIED, "is not the embedding"),
-    "no decoder": (tensors(remove("decoder.weight"), tie_word_embeddings=False), "lacks 2 tensors"),
-    "no embedding": (tensors(remove("model.encoder.weight"), tie_word_embeddings=True), "lacks 2 tensors"),
+    "no decoder": (tensors(remove("decoder.weight"), tie_word_embeddings=False), "lacks decoder"),
+    "no embedding": (tensors(remove("model.encoder.weight"), tie_word_embeddings=True), "lacks model.encoder.weight"),
     "a link out of the folder": (lambda folder: (folder / "a.txt").symlink_to("/etc/hosts"), "outside its folder"),
 }
 
@@ -278,7 +261,7 @@ def test_the_target_may_neither_hold_files_nor_lie_in_the_source(saved, tmp_path
     assert_refused(ValueError, "inside the source", saved, saved / "out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"exists and holds notes\.txt"):
+    with pytest.raises(FileExistsError, match=r"out holds notes\.txt"):
         convert(saved, tmp_path / "out")
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["notes.txt"]
 
@@ -290,4 +273,4 @@ def test_a_full_disk_leaves_nothing(fork, tmp_path, source):
         torch.save(state, fork / "state_dict.pt")
         (fork / "model.safetensors").unlink()
     with largest_file(20_000):
-        assert_refused(OSError, "could not be (written|converted)", fork, tmp_path / "out")
+        assert_refused(OSError, "could not be converted|cannot be written", fork, tmp_path / "out")

@@ -26,12 +26,11 @@ pytest.importorskip("sentence_transformers", reason="the mini model needs pip in
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from verifying import check_own_code, verify
 
 import neobert_hf
 from neobert_hf import sentence_transformer
-from neobert_hf.checkpoints import verify
 from neobert_hf.checkpoints.embedding_models import open_embedding_model
-from neobert_hf.checkpoints.trust import check_own_code
 from neobert_hf.embeddings import ContrastiveTrainer
 
 FOLDER = Path(neobert_hf.MINI_MODEL_PATH)

@@ -8,17 +8,11 @@ from fnmatch import fnmatch
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, BertTokenizerFast, Trainer, TrainingArguments
+from verifying import check_own_code
 
 from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
-from neobert_hf.checkpoints.trust import (
-    DATA_FILES,
-    check_links,
-    check_own_code,
-    check_source,
-    keep_known_settings,
-    load_tokenizer,
-    resolve,
-)
+from neobert_hf.checkpoints.tokenizer import keep_known_settings, load_tokenizer
+from neobert_hf.checkpoints.trust import DATA_FILES, check_links, check_source, resolve
 
 FOREIGN = {  # settings by which a loader runs code of another place, by the file that holds them
     "config.json": {

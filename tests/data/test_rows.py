@@ -16,10 +16,10 @@ pytest.importorskip("pyarrow", reason="rows need pyarrow (pip install -e .[train
 import pyarrow
 import pyarrow.parquet
 
-from neobert_hf.data.rows import read_rows, read_text_column, read_texts
+from neobert_hf.data.rows import Row, read_rows, read_text_column, read_texts
 
 ROWS = [{"text": 'says "hi"', "label": "1"}, {"text": "a,b\u2028c", "label": "x y"}, {"text": "", "label": "z"}]
-COLUMNS = r"columns, but the first line names 2 \(a, b\)"
+COLUMNS = r"columns in 1 lines, but 2 columns have a name \(a, b\)"
 
 
 def zstd(content):
@@ -59,15 +59,15 @@ def written(folder, suffix, rows=ROWS, compression="", encoding="utf-8"):
 def test_the_rows_of_every_format_are_those_written_with_their_places(tmp_path, suffix, place, compression):
     file = written(tmp_path, suffix, compression=compression, encoding="utf-8-sig")
     rows = list(read_rows(file))
-    assert [row for _, row in rows] == ROWS
-    assert rows[0][0] == f"{file}, {place}"
+    assert [row.values for row in rows] == ROWS
+    assert rows[0].place == f"{file}, {place}"
 
 
 def test_parquet_gives_the_columns_that_are_asked_for(tmp_path):
     file = written(tmp_path, ".parquet")
-    assert list(read_rows(file)) == [(f"{file}, row {i}", row) for i, row in enumerate(ROWS, 1)]
-    assert [row for _, row in read_rows(file, ["label"])] == [{"label": row["label"]} for row in ROWS]
-    with pytest.raises(ValueError, match=r"rows\.parquet: no column 'body'; name one of text, label"):
+    assert list(read_rows(file)) == [Row(f"{file}, row {i}", row) for i, row in enumerate(ROWS, 1)]
+    assert [row.values for row in read_rows(file, ["label"])] == [{"label": row["label"]} for row in ROWS]
+    with pytest.raises(ValueError, match=r"rows\.parquet, row 1: no column 'body'; .*, one of text, label"):
         list(read_texts(file, "body"))
 
 
@@ -80,7 +80,7 @@ def test_a_tab_separated_file_keeps_every_character_but_tabs_line_ends_and_nul(t
     """A mark inside of a field says that no mark of the file encloses one."""
     file, rows = tmp_path_factory.mktemp("tsv") / "rows.tsv", [*rows, ['7" wide', ""]]
     file.write_text("first\tsecond\n" + "".join("\t".join(row) + "\n" for row in rows), "utf-8", newline="\n")
-    assert [list(row.values()) for _, row in read_rows(file)] == rows
+    assert [list(row.values.values()) for row in read_rows(file)] == rows
 
 
 def as_excel(field):
@@ -101,28 +101,26 @@ def test_tsv_whose_marks_enclose_fields_gives_the_fields_that_were_written(tmp_p
         else:
             quoting = csv.QUOTE_ALL if program == "R" else csv.QUOTE_MINIMAL
             csv.writer(stream, "excel-tab", quoting=quoting).writerows([names, *rows])
-    assert [list(row.values()) for _, row in read_rows(file)] == rows
+    assert [list(row.values.values()) for row in read_rows(file)] == rows
 
 
 @pytest.mark.parametrize(
-    ("lines", "fields", "line"),
+    ("lines", "fields"),
     [
-        (['a\t"one"'], ['"one"'], "characters of the texts, as in GLUE, first in line 2"),
-        (['a\t"one, two"', "b\tthree, four"], ['"one, two"', "three, four"], "characters of the texts"),
-        (['a\t"one, two"', "b\tthree"], ["one, two", "three"], "enclose fields, as pandas, R and Excel write them, fi"),
-        (['a\t"say ""no"""', "b\tthree, four"], ['say "no"', "three, four"], "enclose fields"),
-        (['a\t"one', "b\ttwo"], ['"one', "two"], "characters of the texts"),
-        (['a\tone "two"'], ['one "two"'], None),
+        (['a\t"one"'], ['"one"']),
+        (['a\t"one, two"', "b\tthree, four"], ['"one, two"', "three, four"]),
+        (['a\t"one, two"', "b\tthree"], ["one, two", "three"]),
+        (['a\t"say ""no"""', "b\tthree, four"], ['say "no"', "three, four"]),
+        (['a\t"one', "b\ttwo"], ['"one', "two"]),
+        (['a\tone "two"'], ['one "two"']),
     ],
 )
 @pytest.mark.parametrize("compression", ["", ".gz"])
-def test_quotation_marks_of_tsv_are_decided_by_the_whole_file_and_a_line_says_how(
-    tmp_path, caplog, lines, fields, line, compression
-):
+def test_the_whole_file_decides_what_quotation_marks_of_tsv_are(tmp_path, lines, fields, compression):
+    """Marks around fields, as of pandas, R and Excel, or characters of the texts, as in GLUE."""
     file = tmp_path / f"a.tsv{compression}"
     file.write_bytes(COMPRESS[compression]("\n".join(["label\ttext", *lines]).encode()))
-    assert [row["text"] for _, row in read_rows(file)] == fields
-    assert [line in record.message for record in caplog.records] == ([True] if line else [])
+    assert [row.values["text"] for row in read_rows(file)] == fields
 
 
 def test_fields_of_csv_keep_quotes_commas_line_breaks_and_any_length(tmp_path):
@@ -131,7 +129,7 @@ def test_fields_of_csv_keep_quotes_commas_line_breaks_and_any_length(tmp_path):
     texts = ['a "quoted" word', "one, two", "line\nbreak\r\nand another", "x" * 200_000]
     texts += ["2020-01-01", " NA ", "caf\u00e9"]
     pandas.DataFrame({"text": texts}).to_csv(tmp_path / "a.csv", index=False)
-    assert [row["text"] for _, row in read_rows(tmp_path / "a.csv")] == texts
+    assert [row.values["text"] for row in read_rows(tmp_path / "a.csv")] == texts
 
 
 @pytest.mark.parametrize("separator, first", [(",", ""), (";", ""), (";", "sep=;\n"), ("\t", "")])
@@ -142,22 +140,25 @@ def test_the_first_line_of_csv_tells_what_separates_its_fields(tmp_path, separat
         stream.write(first)
         writer = csv.writer(stream, delimiter=separator)
         writer.writerows([["text", "label"], *([text, "1,5"] for text in texts)])
-    places, rows = zip(*read_rows(tmp_path / "A.CSV"))
-    assert list(rows) == [{"text": text, "label": "1,5"} for text in texts]
-    lines = [place.rpartition(" ")[2] for place in places]  # where a row begins
-    assert lines == [str(number + bool(first)) for number in (2, 3, 4, 5, 7)[: len(texts)]]
+    rows = list(read_rows(tmp_path / "A.CSV"))
+    assert [row.values for row in rows] == [{"text": text, "label": "1,5"} for text in texts]
+    lines = [int(row.place.rpartition(" ")[2]) for row in rows]  # where a row begins
+    assert lines == [number + bool(first) for number in (2, 3, 4, 5, 7)[: len(texts)]]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
 def test_a_file_without_a_line_of_names_takes_given_names_and_a_row_with_more_columns_is_a_fault(tmp_path, suffix):
     """The files of STS-B: tabs in spite of the suffix, ordinary quotation marks, and more columns in some lines."""
-    lines, faults = ['a\t1.5\tsays "yes, or no, or both"\n', 'b\t2\t"open\tmore\tcolumns\n'], []
+    lines = ['a\t1.5\tsays "yes, or no, or both"\n', 'b\t2\t"open\tmore\tcolumns\n']
     (tmp_path / f"a{suffix}").write_text("".join(lines))
-    rows = read_rows(tmp_path / f"a{suffix}", column_names=["genre", "score", "text"], faults=faults)
-    assert [row for _, row in rows] == [{"genre": "a", "score": "1.5", "text": 'says "yes, or no, or both"'}]
-    message = r"5 columns, but 3 names are given \(genre, score, text\); replace each '\\t' inside a text"
-    assert faults[0].place.endswith("line 2") and re.match(message, faults[0].reason)
-    with pytest.raises(ValueError, match=r", line 1: 3 columns, but 4 names are given \(genre, score, text, more\)"):
+    names = ["genre", "score", "text"]
+    good, bad = read_rows(tmp_path / f"a{suffix}", column_names=names, is_strict=False)
+    assert good.values == {"genre": "a", "score": "1.5", "text": 'says "yes, or no, or both"'}
+    message = r"5 columns in 1 lines, but 3 columns have a name \(genre, score, text\); quote or replace each '\\t' inside a text"
+    assert bad.place.endswith("line 2") and re.match(message, bad.fault)
+    with pytest.raises(
+        ValueError, match=r", line 1: 3 columns in 1 lines, but 4 columns have a name \(genre, score, text, more\)"
+    ):
         list(read_rows(tmp_path / f"a{suffix}", column_names=["genre", "score", "text", "more"]))
 
 
@@ -209,43 +210,19 @@ def test_every_kind_of_line_end_and_utf_16_with_its_mark_are_read(tmp_path, suff
     file = written(tmp_path, suffix, rows)
     text = file.read_bytes().decode().replace("\r\n", "\n").replace("\n", end)
     file.write_bytes(text.encode(encoding))
-    assert [row for _, row in read_rows(file)] == rows
+    assert [row.values for row in read_rows(file)] == rows
 
 
-def test_a_long_field_leaves_the_limit_of_csv_as_it_was(tmp_path):
-    limit, text = csv.field_size_limit(), "x" * 200_000
-    (tmp_path / "a.csv").write_text(f"{text};b\nc;{text}\n")
-    rows = read_rows(tmp_path / "a.csv", column_names=["text", "label"])
-    for expected in ((text, "b"), ("c", text)):
-        assert tuple(next(rows)[1].values()) == expected
-        assert csv.field_size_limit() == limit
-
-
+@pytest.mark.parametrize("name", ["text", ""])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
-def test_two_columns_of_one_name_are_refused(tmp_path, suffix):
+def test_two_columns_of_one_name_are_refused(tmp_path, suffix, name):
     file = tmp_path / f"rows{suffix}"
     if suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"], ["c"]], names=["text", "text", "label"]), file)
+        pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"], ["c"]], names=[name, name, "label"]), file)
     else:
-        file.write_text("text,text,label\na,b,c\n".replace(",", {".csv": ",", ".tsv": "\t"}[suffix]))
-    with pytest.raises(ValueError, match="two columns have the name 'text'; rename one of them"):
+        file.write_text(f"{name},{name},label\na,b,c\n".replace(",", {".csv": ",", ".tsv": "\t"}[suffix]))
+    with pytest.raises(ValueError, match=f"two columns have the name '{name}'; rename one of them"):
         list(read_rows(file))
-
-
-@pytest.mark.parametrize(
-    ("header", "names"),
-    [
-        (",,text", ["column 1", "column 2", "text"]),
-        (",text, ", ["column 1", "text", "column 3"]),
-        (",text", ["", "text"]),
-        ("column 2,,", ["column 2", "column 2_", "column 3"]),
-    ],
-)
-def test_several_columns_without_a_name_are_named_by_their_numbers(tmp_path, header, names):
-    values = [str(number) for number in range(len(names))]
-    (tmp_path / "a.csv").write_text(f"{header}\n{','.join(values)}\n{header}\n")
-    (found,) = (row for _, row in read_rows(tmp_path / "a.csv"))
-    assert list(found.items()) == list(zip(names, values))
 
 
 @pytest.mark.parametrize(
@@ -253,78 +230,47 @@ def test_several_columns_without_a_name_are_named_by_their_numbers(tmp_path, hea
     [
         ("a.jsonl", '{"a": "1"}\n{"a": \n\n{"a": "2"}\nnonsense\n', "12", {2: "not JSON", 5: "not JSON"}),
         ("a.csv", "a,b\n1,x\n2\n\n3,x,y\n4,x\n", "14", {3: f"1 {COLUMNS}", 5: f"3 {COLUMNS}"}),
+        (
+            "a.csv",
+            'a,b\n1,x\n"2,x\n3,x\n4,x\n',
+            "1",
+            {3: r"unexpected end of data in 3 lines\); .* close each quotation"},
+        ),
+        ("a.csv", 'a,b\n1,x\n2,"x\n3,x\n4,x\n', "1", {3: "unexpected end of data in 3 lines"}),
         ("a.csv", 'a,b\n1,x\n"2" x,y\n3,x\n', "13", {3: "',' expected after"}),
-        ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4,x\n', "1", {3: r"unexpected end of data after 3 lines\); close the"}),
-        ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4",x,y\n5,x\n', "15", {3: "3 columns after 3 lines, .* close the quotation"}),
-        ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4,"x"\n5,x\n', "15", {3: "',' expected after '\"' after 3 lines"}),
-        ("a.tsv", 'a\tb\n1\tx\n2\n"3\tx\n4\tx\ty\n', '1"3', {3: f"1 {COLUMNS}", 5: f"3 {COLUMNS}.*replace each"}),
+        ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4,"x"\n5,x\n', "15", {3: "',' expected after '\"' in 3 lines"}),
+        ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4",x,y\n5,x\n', "15", {3: "3 columns in 3 lines, .* close each quotation"}),
+        ("a.tsv", 'a\tb\n1\tx\n2\n"3\tx\n4\tx\ty\n', '1"3', {3: f"1 {COLUMNS}", 5: f"3 {COLUMNS}.* replace each"}),
     ],
 )
-def test_rows_that_cannot_be_read_are_counted_and_named_and_the_others_are_read(tmp_path, name, content, good, bad):
-    file, faults = tmp_path / name, []
+def test_rows_that_cannot_be_read_are_named_and_the_others_are_read(tmp_path, name, content, good, bad):
+    file = tmp_path / name
     file.write_text(content)
-    rows = list(read_rows(file, faults=faults))
-    assert "".join(row["a"] for _, row in rows) == good
-    assert [fault.place for fault in faults] == [f"{file}, line {line}" for line in bad]
-    assert all(re.search(reason, fault.reason) for reason, fault in zip(bad.values(), faults))
+    rows = list(read_rows(file, is_strict=False))
+    assert "".join(row.values["a"] for row in rows if not row.fault) == good
+    faults = [row for row in rows if row.fault]
+    assert [row.place for row in faults] == [f"{file}, line {number}" for number in bad]
+    assert all(re.search(reason, row.fault) for reason, row in zip(bad.values(), faults, strict=True))
     with pytest.raises(ValueError, match=f"^{file}, line {min(bad)}: .*{bad[min(bad)]}"):
         list(read_rows(file))
 
 
-def test_a_row_that_has_swallowed_others_is_named_with_its_lines(tmp_path, caplog):
-    """Its field has lines that look like rows; a text of several lines has not, and a fault counts its lines."""
-    (tmp_path / "a.csv").write_text(
-        'a,b\n"1,x\n2,x\n3,x\n4,x\n5",x\n"one, two\nthree\nfour, five\nsix\n",x\n"6,x\n7,x\n'
-    )
-    faults = []
-    assert len(list(read_rows(tmp_path / "a.csv", faults=faults))) == 2
-    assert [fault.num_lines for fault in faults] == [2]
-    (line,) = [record.message for record in caplog.records]
-    assert "a.csv: rows with a field whose lines all look like rows: line 2 (5 lines); if they are rows, close" in line
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "names", "texts", "lines"),
-    [
-        ("a.csv", "text,label\nt1,a\ntext,label\nt2,text\n\ufefftext,label \nt3,a\n", None, "t1 t2 t3", "3, line 5"),
-        ("a.csv", '"text";"label"\nt1;a\n\ufeff"text";"label"\nt2;b\n', None, "t1 t2", "line 3"),
-        ("a.tsv", "text\tlabel\r\nt1\tlabel\r\ntext\tlabel\r\n", None, "t1", "line 3"),
-        ("a.csv", "label,text\na,t1\n", ["label", "text"], "t1", "line 1"),
-        ("a.csv", "text\nt1\ntext\nt2\n", None, "t1 t2", "line 3"),
-        ("a.csv", " text , label\nt1,a\nText,Label\nt2,b\n", None, "t1 t2", "line 3"),
-        ("a.csv", "text,label\nt1,a\n" + "text,label\n" * 12, None, "t1", "line 11, line 12, ... (12)"),
-    ],
-)
-def test_a_row_that_repeats_the_names_of_the_columns_is_left_out_and_its_line_is_named(
-    tmp_path, caplog, name, content, names, texts, lines
-):
-    """As `cat a.csv b.csv` leaves it."""
-    (tmp_path / name).write_text(content, newline="")
-    assert " ".join(row["text"] for _, row in read_rows(tmp_path / name, column_names=names)) == texts
-    (line,) = [record.message for record in caplog.records]
-    assert line.startswith(f"{tmp_path / name}: rows that repeat the names of") and line.endswith(lines)
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_nul_characters_are_left_out_and_their_lines_are_named(tmp_path, caplog, suffix):
-    (tmp_path / f"a{suffix}").write_text("a,b\nx\0y,\0\nz,b\n,\0b\n".replace(",", {".csv": ",", ".tsv": "\t"}[suffix]))
-    rows = [tuple(row.values()) for _, row in read_rows(tmp_path / f"a{suffix}")]
-    assert rows == [("xy", ""), ("z", "b"), ("", "b")]
-    assert [record.message for record in caplog.records] == [
-        f"{tmp_path}/a{suffix}: NUL characters are left out: line 2, line 4"
-    ]
+def test_a_file_of_names_alone_has_no_row(tmp_path):
+    for content in ("a,b", "a,b\n", "sep=,\na,b\n", ""):
+        (tmp_path / "a.csv").write_text(content)
+        assert list(read_rows(tmp_path / "a.csv")) == []
 
 
 def test_blank_lines_before_the_names_are_no_rows(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("\n\na;b\n1;2\n")
-    assert list(read_rows(file)) == [(f"{file}, line 4", {"a": "1", "b": "2"})]
+    assert list(read_rows(file)) == [Row(f"{file}, line 4", {"a": "1", "b": "2"})]
 
 
 def test_a_blank_line_in_a_single_column_is_an_empty_text(tmp_path):
     for suffix in (".csv", ".tsv"):
         (tmp_path / f"a{suffix}").write_text("text\none\n\ntwo\n")
-        assert [row["text"] for _, row in read_rows(tmp_path / f"a{suffix}")] == ["one", "", "two"]
+        assert [row.values["text"] for row in read_rows(tmp_path / f"a{suffix}")] == ["one", "", "two"]
 
 
 FINE = b"text\n" + b"fine\n" * 99_999
@@ -340,35 +286,39 @@ FINE = b"text\n" + b"fine\n" * 99_999
         ),
         ("a.jsonl", b'{"text": "one"}\n[1, 2]\n', ", line 2 has type list, not object"),
         ("a.jsonl", b'{"text": "one"}\n' + b"[" * 100_000, ", line 2: this is not JSON"),
-        ("a.jsonl", b'{"text": "one"}\n' * 9000 + b'{"text": "\xff"}\n', ", line 9001 is not UTF-8"),
+        (
+            "a.jsonl",
+            b'{"text": "one"}\n' * 9000 + b'{"text": "\xff"}\n',
+            r" is not utf-8 \(.* byte 0xff .*; save it as UTF-8",
+        ),
         ("a.json", b'[{"text": "one"}', ": this is not JSON"),
         ("a.json", b'[{"text": "one"}, 5]', ", item 2 has type int, not object"),
         ("a.json", b'[{"body": "one"}]', ", item 1: no column 'text'; .*, one of body"),
-        ("a.txt", FINE + b"a\xffb\n", r", line 100001 is not UTF-8 \(byte 0xFF\); save it as UTF-8"),
-        ("a.txt", b"fine\ncut \xc3", ", line 2 is not UTF-8"),
+        ("a.txt", FINE + b"a\xffb\n", r" is not utf-8 \(.* byte 0xff .*; save it as UTF-8"),
+        ("a.txt", b"fine\ncut \xc3", " is not utf-8"),
         ("a.txt.gz", gzip.compress(FINE)[:-40], " cannot be read; it is damaged"),
         ("a.txt.zst", zstd(FINE)[:-9], " cannot be read; it is damaged"),
         ("a.txt.bz2", bz2.compress(FINE)[:-9], " cannot be read; it is damaged"),
         ("a.txt.xz", lzma.compress(FINE)[:-9], " cannot be read; it is damaged"),
         ("a.txt.xz", b"plain text", " cannot be read; it is damaged, or its suffix is wrong"),
-        ("a.txt", "text".encode("utf-16") + b"x", " cannot be read; it is damaged"),
+        ("a.txt", "text".encode("utf-16") + b"x", " is not utf-16.* truncated data"),
         ("a.txt.zst", b"plain text", " cannot be read; it is damaged"),
         ("a.txt.gz", b"plain text", " cannot be read; it is damaged"),
         ("a.txt.bz2", b"plain text", " cannot be read; it is damaged"),
         ("a.csv", b"number,body\n1,one\n", ", line 2: no column 'text'; .*, one of number, body"),
         ("a.csv", b'number,text\n1,one\n2,"two\n3,\n', r", line 3: this is not CSV \(unexpected end of data"),
-        ("a.csv", b'number,text\n1,"one\nmore",2\n', ", line 2: 3 columns after 2 lines, but the first line names 2"),
+        ("a.csv", b'number,text\n1,"one\nmore",2\n', ", line 2: 3 columns in 2 lines, but 2 columns have a name"),
         ("a.csv", b'number,text\n1,"one" two\n', r", line 2: this is not CSV \(',' expected after '\"'"),
-        ("a.csv", FINE + b"caf\xe9\n", ", line 100001 is not UTF-8"),
+        ("a.csv", FINE + b"caf\xe9\n", " is not utf-8"),
         (
             "a.csv",
             "text,b\né,x\n".encode("utf-16-le"),
-            ", line 1 has NUL characters, as UTF-16 without its mark; save it as",
+            " is not utf-8",
         ),
         ("a.csv.gz", gzip.compress(FINE)[:-40], " cannot be read; it is damaged"),
-        ("a.tsv", b"text\n\xff\n", ", line 2 is not UTF-8"),
+        ("a.tsv", b"text\n\xff\n", " is not utf-8"),
         ("a.parquet", b"PAR1 and so on", " cannot be read; it is damaged"),
-        ("a.doc", b"abc", r" has the suffix '\.doc'; choose \.jsonl"),
+        ("a.doc", b"abc", r" has the suffix '\.doc'; choose one of \.jsonl"),
     ],
 )
 def test_the_error_for_damaged_content_names_file_and_line(tmp_path, name, content, message):
@@ -379,8 +329,7 @@ def test_the_error_for_damaged_content_names_file_and_line(tmp_path, name, conte
 
 def test_a_file_that_does_not_exist_and_one_without_rows_are_named(tmp_path):
     for suffix in (".jsonl", ".json.gz", ".csv", ".tsv.xz", ".parquet"):
-        message = f"No such file or directory: '{tmp_path}/no{suffix}'"
-        with pytest.raises(FileNotFoundError, match=f"^.Errno 2. {message}$"):
+        with pytest.raises(FileNotFoundError, match=f"'{tmp_path}/no{suffix}'"):
             list(read_rows(tmp_path / f"no{suffix}"))
     for name, content in (("a.jsonl", "\n"), ("a.jsonl", '{"text": ""}'), ("a.txt", "\ufeff"), ("a.txt", " \n\n")):
         (tmp_path / name).write_text(content)

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from transformers import PreTrainedTokenizerFast as StockTokenizer
 
 from neobert_hf import NeoBERTConfig
-from neobert_hf.checkpoints.trust import load_tokenizer
+from neobert_hf.checkpoints.tokenizer import load_tokenizer
 from neobert_hf.data import wordpiece
 from neobert_hf.data.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece, write_wordpiece
 
@@ -147,7 +147,7 @@ def test_a_tokenizer_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     written = write_wordpiece(TEXTS, folder, 400, model_max_length=99)
     again = load_tokenizer(str(folder))
     assert tokenizer_hash(again) == tokenizer_hash(written) and again.model_max_length == 99
-    with pytest.raises(FileExistsError, match=r"exists and holds tokenizer.*\.json; choose another folder"):
+    with pytest.raises(FileExistsError, match=r"holds tokenizer.*\.json; choose a new or empty folder"):
         write_wordpiece(iter([None]), folder, 400)  # before it reads a text
     for texts, size, line in ((["", " \n"], 400, "the texts hold no word"), (TEXTS, 5, "vocab_size=5 is out of")):
         with pytest.raises(ValueError, match=line):
@@ -158,7 +158,7 @@ def test_a_tokenizer_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(wordpiece.PreTrainedTokenizerFast, "save_pretrained", lambda self, folder: fail(folder))
-    with pytest.raises(OSError, match="the disk is full: refused could not be written; no tokenizer was written"):
+    with pytest.raises(OSError, match=r"refused cannot be written \(.*No space left on device"):
         write_wordpiece(TEXTS, tmp_path / "refused", 400)
     assert [*tmp_path.iterdir()] == [folder.parent] and [*folder.parent.iterdir()] == [folder]
 

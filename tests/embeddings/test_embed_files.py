@@ -2,8 +2,7 @@
 
 import json
 import random
-import subprocess
-import sys
+import shutil
 from unittest.mock import Mock
 
 import numpy as np
@@ -19,7 +18,6 @@ import neobert_hf
 from neobert_cli import commands as neobert_cli
 from neobert_hf.data import read_text_column
 from neobert_hf.embeddings import DocumentSearch, embed_files, kept, vector_files
-from neobert_hf.files.output import WRITTEN, replacing
 
 
 def run(*arguments):
@@ -74,7 +72,7 @@ def test_a_single_path_is_one_file_or_folder(folder, tmp_path):
     source.parent.mkdir()
     source.write_text("\n".join(TEXTS))
     for path in (str(source), source.parent):
-        assert embed_files(path, str(tmp_path / "out.npy"), folder)["texts"] == 3
+        assert embed_files(path, str(tmp_path / "out.npy"), folder, overwrite=True)["texts"] == 3
         assert len(DocumentSearch(path, folder, cache=tmp_path / "cache").passages) == 1
     assert len(read_text_column(source, "text")) == 3
 
@@ -95,8 +93,9 @@ def test_embed_counts_the_texts_that_are_longer_than_the_model_reads(folder, tmp
     assert not list(tmp_path.glob("c.npy*"))
 
 
-def test_an_interrupted_embed_embeds_only_what_is_missing(folder, tmp_path, monkeypatch):
-    """The output equals that of an uninterrupted command, and nothing else remains."""
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_an_interrupted_embed_embeds_only_what_is_missing(folder, tmp_path, monkeypatch, is_killed):
+    """The output equals that of an uninterrupted command, and nothing else remains. A kill leaves what is on the disk then."""
     texts = [f"the fox {number}" for number in range(10)]
     (tmp_path / "a.txt").write_text("\n".join(texts))
     embed = ("embed", tmp_path / "a.txt", "--model", folder, "--normalize", "-o", tmp_path / "out/a.npy")
@@ -104,45 +103,27 @@ def test_an_interrupted_embed_embeds_only_what_is_missing(folder, tmp_path, monk
 
     def interrupted(self, block, **options):
         if len(embedded) == 6:
+            if is_killed:
+                shutil.copy(tmp_path / "out/a.npy.vectors", tmp_path / "left")
             raise KeyboardInterrupt
         embedded.extend(block)
         return encode(self, block, **options)
 
     monkeypatch.setattr(kept, "BLOCK", 3)
+    monkeypatch.setattr(kept, "SAVE_SECONDS", -1)
     monkeypatch.setattr(SentenceTransformer, "encode", interrupted)
     with pytest.raises(SystemExit, match="130"):
         run(*embed)
     assert embedded == texts[:6] and [file.name for file in (tmp_path / "out").iterdir()] == ["a.npy.vectors"]
+    if is_killed:
+        shutil.copy(tmp_path / "left", tmp_path / "out/a.npy.vectors")
     embedded.clear()
     run(*embed)
     assert embedded == texts[6:]
     monkeypatch.setattr(SentenceTransformer, "encode", encode)
     expected = SentenceTransformer(folder).encode(texts, normalize_embeddings=True)
     np.testing.assert_allclose(np.load(tmp_path / "out/a.npy"), expected, atol=1e-6)  # float32, other batches
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {"a.npy", WRITTEN}
-
-
-@pytest.mark.slow
-def test_a_killed_embed_continues(folder, tmp_path):
-    """SIGKILL in the third block: a new process embeds the rest."""
-    script = (
-        "import os, sys; from sentence_transformers import SentenceTransformer as S; from neobert_hf.embeddings import kept\n"
-        "kept.BLOCK, kept.SAVE_SECONDS, encode, calls, stop = 4, -1, S.encode, [], int(sys.argv.pop())\n"
-        "def counted(self, texts, **options):\n"
-        "    calls.append(len(texts)); len(calls) == stop and os.kill(os.getpid(), 9); return encode(self, texts, **options)\n"
-        "S.encode = counted; import neobert_cli; neobert_cli.main(); print(calls)"
-    )
-    (tmp_path / "a.txt").write_text("".join(f"the fox {i}\n" for i in range(12)))
-
-    def run_script(stop):
-        command = [sys.executable, "-c", script, "embed", "a.txt", "-o", "a.npy", "--model", folder, stop]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-
-    assert run_script("3").returncode == -9 and (tmp_path / "a.npy.vectors").exists()
-    done = run_script("0")
-    assert done.returncode == 0 and done.stdout.endswith("[4]\n"), done.stderr
-    expected = SentenceTransformer(folder).encode((tmp_path / "a.txt").read_text().splitlines())
-    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), expected, atol=1e-6)  # float32, other batches
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.npy"]
 
 
 def test_kept_vectors_that_are_damaged_or_of_other_texts_are_not_used(folder, tmp_path, monkeypatch, caplog):
@@ -154,10 +135,12 @@ def test_kept_vectors_that_are_damaged_or_of_other_texts_are_not_used(folder, tm
     vectors = tmp_path / "out.npy.vectors"
     vectors.write_bytes(vectors.read_bytes()[:-8] + bytes(8))
     (tmp_path / "a.txt").write_text("the old sea\nthe fox\n")
-    run(*embed)
+    with pytest.raises(SystemExit, match=r"out\.npy\.vectors exists; name another file, or give overwrite"):
+        run(*embed)
+    run(*embed, "--overwrite")
     expected = SentenceTransformer(folder).encode(["the old sea", "the fox"])
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-6)  # float32
-    assert [line.startswith(f"{vectors} is not used") for line in caplog.messages] == [True]
+    assert [line.startswith(f"{vectors} is not used") for line in caplog.messages] == [True, True]
 
 
 def test_embed_reads_folders_and_patterns_and_truncates_at_the_given_length(folder, tmp_path):
@@ -168,12 +151,12 @@ def test_embed_reads_folders_and_patterns_and_truncates_at_the_given_length(fold
     (data / "notes.md").write_text("no texts in lines")
     cases = ((data,), ["the fox", "warm", "old sea"]), ((data / "*.txt", data / "sub"), ["the fox", "old sea"])
     for words, expected in cases:
-        run("embed", *words, "-o", tmp_path / "out.jsonl", "--model", folder)
+        run("embed", *words, "-o", tmp_path / "out.jsonl", "--model", folder, "--overwrite")
         assert read_jsonl(tmp_path / "out.jsonl")[0] == expected
     (tmp_path / "long.txt").write_text("the quick brown fox jumps\nthe quick lazy dog\n")
     vectors = []
     for length in (4, 64):  # [CLS] the quick [SEP]
-        options = ("--model", folder, "--max_length", length)
+        options = ("--model", folder, "--max_length", length, "--overwrite")
         result = run("embed", tmp_path / "long.txt", "-o", tmp_path / "a.npy", *options)
         vectors.append(np.load(tmp_path / "a.npy"))
         assert json.loads(result)["truncated"] == (2 if length == 4 else 0)
@@ -195,10 +178,10 @@ def test_embed_refuses_models_and_outputs_that_it_cannot_use(folder, tmp_path):
         ((*text, *model, *output, "--max_length", "2"), "max_length=2 leaves no token beside"),
         (("embed", tmp_path / "no.txt", *model, *output), "^neobert embed: .*No such file or folder: '.*no.txt'$"),
         (("embed", tmp_path / "*.csv", *model, *output), r"^neobert embed: .*No such file or folder: '.*\*.csv'$"),
-        ((*text, *model, "-o", tmp_path / "a.txt/out.npy"), r"a\.txt is a file, so .*/a\.txt/out\.npy cannot be in it"),
-        ((*text, *model, "-o", tmp_path / "folder.npy"), "folder.npy exists, and its content .*; name another output"),
-        ((*text, *model, "-o", tmp_path / "mine.npy"), "mine.npy exists, and its content is not of an earlier"),
-        ((*text, *model, "-o", tmp_path / "b.npy"), "b.npy.vectors exists and holds no vectors of an earlier"),
+        ((*text, *model, "-o", tmp_path / "a.txt/out.npy"), r"embed: File exists: '.*a\.txt'$"),
+        ((*text, *model, "-o", tmp_path / "folder.npy"), "folder.npy exists; name another file"),
+        ((*text, *model, "-o", tmp_path / "mine.npy"), "mine.npy exists; name another file, or give overwrite"),
+        ((*text, *model, "-o", tmp_path / "b.npy"), "b.npy.vectors exists; name another file"),
         ((*text, *model, "-o", tmp_path / "a.bin"), r"a\.bin ends in none of \.npy, \.jsonl, \.parquet; choose one"),
         ((*text, *output, "--model", tmp_path / "no"), r"/no cannot be opened \(.*\); give an existing folder or a"),
         (("embed", rows, *model, "-o", tmp_path / ".." / tmp_path.name / "a.jsonl"), "is also an input"),
@@ -216,19 +199,17 @@ def test_a_full_disk_leaves_the_earlier_file_and_the_vectors_and_no_partial_outp
     words = random.Random(0).choices(["the", "quick", "brown", "fox", "old", "sea"], k=8000)
     # rows that do not compress
     (tmp_path / "a.txt").write_text("".join(f"{' '.join(words[i : i + 8])}\n" for i in range(0, 8000, 8)))
-    embed = ("embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / name)
-    with replacing(tmp_path / name, writer="neobert embed"):
-        (tmp_path / name).write_text("earlier")
-    with largest_file(30_000), pytest.raises(SystemExit, match=f"File too large: {name}.vectors could not be written"):
+    embed = ("embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / name, "--overwrite")
+    (tmp_path / name).write_text("earlier")
+    with largest_file(30_000), pytest.raises(SystemExit, match=rf"{name}.vectors cannot be written \(.*File too large"):
         run(*embed)
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
         patch.setattr(vector_files, "writing", Mock(side_effect=KeyboardInterrupt))
         run(*embed)
-    written = f"File too large: {name} could not be written; the previous content is unchanged"
-    with largest_file(30_000), pytest.raises(SystemExit, match=written):
+    with largest_file(30_000), pytest.raises(SystemExit, match=rf"{name} cannot be written \(.*File too large"):
         run(*embed)
     assert (tmp_path / name).read_text() == "earlier" and not list(tmp_path.glob("*.part"))
     with monkeypatch.context() as patch:
         patch.setattr(SentenceTransformer, "encode", Mock(side_effect=AssertionError("a text is embedded again")))
         run(*embed)
-    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", name, WRITTEN}
+    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", name}

@@ -11,7 +11,7 @@ from conftest import with_classes
 
 pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
 
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from transformers import AutoTokenizer, configuration_utils
 
@@ -118,15 +118,6 @@ def test_a_sparse_encoder_gives_the_weights_of_splade(folder, model):
         with torch.no_grad():
             logits = model.double()(**tokenizer(text, return_tensors="pt")).logits[0].numpy()
         np.testing.assert_allclose(row, np.log1p(np.maximum(logits, 0)).max(0), atol=1e-5)
-
-
-def test_late_interaction_sums_the_maximum_cosine_of_each_query_token(folder):
-    """MaxSim (ColBERT, arXiv 2004.12832, equation 3) over the token vectors of the encoder."""
-    torch.manual_seed(0)
-    encoder = MultiVectorEncoder(folder)
-    (question,), documents = encoder.encode_query(["quick fox"]), encoder.encode_document(TEXTS[:2])
-    expected = [(question.numpy() @ document.numpy().T).max(1).sum() for document in documents]
-    np.testing.assert_allclose(encoder.similarity([question], documents)[0].numpy(), expected, atol=1e-5)
 
 
 def test_a_multi_vector_encoder_shares_weights_and_scores_by_the_mean_maximum_cosine(folder, model):

@@ -24,7 +24,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, WordWeig
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.checkpoints.trust import load_tokenizer
+from neobert_hf.checkpoints.tokenizer import load_tokenizer
 from neobert_hf.embeddings import SentenceTransformer, open_embedding_model, open_reranker
 
 ROOT = Path(__file__).parents[2]

@@ -10,6 +10,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf.checkpoints import embedding_models as models
+from neobert_hf.data import lengths
 from neobert_hf.embeddings import (
     ContrastiveTrainingArguments,
     DocumentSearch,
@@ -98,5 +99,5 @@ def test_of_very_many_texts_the_longest_are_counted_and_short_ones_are_not_token
     models.warn_of_truncated(retriever, "those", ["the" + " dog" * LONGEST] * 2 + ["fox"] * 2)
     lines = [line.partition(" are")[0] for line in caplog.messages]
     assert lines == ["these: at least 3 of 43 texts", "those: 2 of 4 texts"]
-    monkeypatch.setattr(models, "plain_tokenizer", lambda _: pytest.fail("a short text is tokenized"))
+    monkeypatch.setattr(lengths, "plain_tokenizer", lambda _: pytest.fail("a short text is tokenized"))
     models.warn_of_truncated(retriever, "these", ["fox"] * 4)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import run_main
+from conftest import flags, run_main
 from transformers import AutoTokenizer
 
 pytest.importorskip("datatrove", reason="tokenizing needs datatrove (pip install -e .[train])")
@@ -16,15 +16,9 @@ from neobert_hf.pretraining import Corpus, tokenize
 
 def test_the_jobs_of_slurm_write_the_bytes_of_one_process(corpus, tmp_path, monkeypatch):
     """A folder with a program `sbatch` stands for Slurm; then this process runs the tasks as the jobs would."""
-    arguments = [
-        corpus / "train.jsonl",
-        corpus / "held_out.jsonl",
-        "--tokenizer_name",
-        corpus / "tokenizer",
-        "--tasks",
-        5,
-    ]
-    arguments += ["--output_dir", tmp_path / "out", "--partition", "cpu", "--time", "1:00:00"]
+    options = {"tokenizer_name": corpus / "tokenizer", "tasks": 5, "output_dir": tmp_path / "out"}
+    options |= {"partition": "cpu", "time": "1:00:00"}
+    arguments = [corpus / "train.jsonl", corpus / "held_out.jsonl", *flags(options)]
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="the command sbatch is missing"):
         run_main(tokenize_slurm, *arguments)
@@ -49,9 +43,8 @@ def test_the_jobs_of_slurm_write_the_bytes_of_one_process(corpus, tmp_path, monk
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
     files = Corpus([corpus / "train.jsonl", corpus / "held_out.jsonl"])
     tokenize(files, AutoTokenizer.from_pretrained(corpus / "tokenizer"), tmp_path / "whole", tasks=5, workers=1)
-    written = [
-        file.relative_to(tmp_path / "whole") for name in ("ids/*", "*.json") for file in (tmp_path / "whole").glob(name)
-    ]
+    whole = tmp_path / "whole"
+    written = [file.relative_to(whole) for pattern in ("ids/*", "*.json") for file in whole.glob(pattern)]
     assert len(written) > 10
     assert all((tmp_path / "out" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes() for file in written)
     (tmp_path / "calls").unlink()

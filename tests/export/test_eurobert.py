@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import neobert_hf
 from neobert_cli import commands as neobert_cli
-from neobert_hf.checkpoints import conversion as convert
-from neobert_hf.checkpoints import eurobert
+from neobert_hf.checkpoints import SavedModel, convert, eurobert
 from neobert_hf.checkpoints.embedding_models import open_embedding_model
 from neobert_hf.checkpoints.eurobert import as_eurobert, write_card_of_twin
 from neobert_hf.export import export_model, exporting
@@ -91,7 +90,10 @@ def test_the_card_of_a_model_on_the_hub_names_it_as_the_base(published, tmp_path
     from huggingface_hub import ModelCard
 
     export_model(published, tmp_path / "twin", to="eurobert")
-    write_card_of_twin("org/name", published, tmp_path / "twin")
+    (tmp_path / "twin/README.md").unlink()
+    saved = SavedModel(published)
+    saved.source = "org/name"
+    write_card_of_twin(saved, tmp_path / "twin")
     data = ModelCard.load(tmp_path / "twin/README.md").data
     assert (data.base_model, data.base_model_relation, data.pipeline_tag) == ("org/name", "finetune", "fill-mask")
     assert data.tags == ["neobert", "eurobert"]

@@ -21,7 +21,7 @@ from sentence_transformers.base.modules import Dense
 
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.checkpoints.embedding_models import sentence_transformer
-from neobert_hf.data.wordpiece import plain_tokenizer
+from neobert_hf.data import plain_tokenizer
 from neobert_hf.export import export_model
 from neobert_hf.export.gguf import write_gguf
 from neobert_hf.export.graphs import EmbeddingGraph, load_graph

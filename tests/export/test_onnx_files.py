@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import GOLDEN, SENTENCE, change_config, largest_error, largest_file, run_main
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoTokenizer, BertConfig
+from transformers import AutoConfig, AutoTokenizer
 
 pytest.importorskip("nncf", reason="the export needs pip install -e '.[openvino,embed]'")
 
@@ -341,21 +341,12 @@ def nan_in(file, name):
     return spoil
 
 
-def half(folder, tokenizer):
-    file = folder / "model.safetensors"
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def without(name):
-    return lambda folder, tokenizer: (folder / name).unlink()
-
-
 def sparse(folder, tokenizer, make=neobert_hf.sparse_encoder, more=()):
     model = make(str(folder))
     type(model)(modules=[*model, *more], device="cpu").save_pretrained(str(folder))
 
 
-MASKED_LM, CLASSIFIER = neobert_hf.NeoBERTForMaskedLM, neobert_hf.NeoBERTForSequenceClassification
+CLASSIFIER = neobert_hf.NeoBERTForSequenceClassification
 
 
 def reranker(*modules, **options):
@@ -372,12 +363,8 @@ def cut_by_processor(folder, tokenizer):
 
 
 SCORES = {"module_output_name": "scores", "activation_function": torch.nn.Identity()}
-FIVE_LABELS = {"id2label": {i: str(i) for i in range(5)}, "label2id": {str(i): i for i in range(5)}}
-MORE_TENSORS = r"num_hidden_layers=1, and further tensors such as (model\.)?transformer_encoder\.1"
 BAD_SOURCES = {  # what is done to the folder of a masked language model, and the words of the error
     "adapter": ([adapter], "merge"),
-    "other type": ([config_with(**BertConfig().to_dict())],
-     "no config.json of a NeoBERT that can be exported, it names"),
     "multiple choice": ([another(neobert_hf.NeoBERTForMultipleChoice)], "MultipleChoice"),
     "sparse, then normalized": ([partial(sparse, more=[Normalize()])],
      "has the modules Transformer, SpladePooling, Normalize; only a NeoBERT with one SpladePooling can be exported"),
@@ -390,22 +377,14 @@ BAD_SOURCES = {  # what is done to the folder of a masked language model, and th
     "reranker with tanh": ([reranker(Pooling(32, "mean"), Dense(32, 1, **SCORES), activation_fn=torch.nn.Tanh())],
      "makes scores of logits by Tanh, which config.json cannot say"),
     "length of a processor": ([cut_by_processor], "has processing_kwargs, which only torch reads"),
-    "more layers": ([another(MASKED_LM, num_hidden_layers=2), config_with(num_hidden_layers=1)], MORE_TENSORS),
     "more layers of a chain": (
         [chain("Pooling"), another(neobert_hf.NeoBERTModel, num_hidden_layers=2), config_with(num_hidden_layers=1)],
-        MORE_TENSORS,
+        "gives num_hidden_layers=1, but its weights have 2",
     ),
-    "fewer layers": ([config_with(num_hidden_layers=2)], "lacks 6 encoder tensors"),
-    "wrong width": ([config_with(hidden_size=64)], "lacks decoder, model.encoder, model.layer_norm and more in"),
-    "wrong number of labels": ([another(CLASSIFIER, num_labels=3), config_with(**FIVE_LABELS)],
-     "lacks classifier in the shapes of config.json"),
     "NaN": ([nan_in("model.safetensors", "model.transformer_encoder.0.wo.weight")],
      "NaN or infinity in model.transformer_encoder.0.wo.weight; neobert doctor"),
     "NaN in a module": ([chain("Pooling", "Dense"), nan_in("2_Dense/model.safetensors", "linear.weight")],
      "NaN or infinity in .*linear.weight; neobert doctor"),
-    "half of a file": ([half], "truncated or damaged"),
-    "no config": ([without("config.json")], "config.json"),
-    "no weights": ([without("model.safetensors")], "safetensors"),
 }  # fmt: skip
 
 
@@ -460,7 +439,7 @@ def test_what_a_task_leaves_out_is_one_line(change, task, left_out, saved, token
         ({"to": ["openvino"], "fp16": True}, "fp16 is for onnx files"),
         ({"dtype": "q8_0"}, "dtype is for gguf files"),
         ({"to": ["gguf"], "dtype": "q4"}, "q4"),
-        ({"out": "."}, "choose another"),
+        ({"out": "."}, "choose a new or empty folder"),
     ],
 )
 def test_an_option_that_cannot_be_met_is_refused_before_anything_is_written(options, words, saved, tmp_path):
@@ -488,7 +467,9 @@ def test_an_interruption_and_a_full_disk_are_one_error_and_leave_nothing(write, 
     monkeypatch.setattr(exporting, "write_onnx", write)
     (tmp_path / "out").mkdir()
     kind, words = (
-        (KeyboardInterrupt, None) if write is interrupt else (OSError, "could not be written; nothing is left")
+        (KeyboardInterrupt, None)
+        if write is interrupt
+        else (OSError, "out cannot be written|model.onnx cannot be written")
     )
     with largest_file(1 << 19), pytest.raises(kind, match=words) as caught:
         export_model(saved, tmp_path / "out")
@@ -502,10 +483,10 @@ def test_the_limit_of_float_files_is_an_error_over_the_largest_value(saved, kind
     reference = Reference(load_graph(saved))
 
     def shifted(share):
-        answers = iter([wanted for _, wanted in reference.batches.values()])
+        answers = iter(reference.wanted.values())
         return lambda batch: {"logits": next(answers)[0] + share * largest}
 
-    largest = max(np.abs(wanted[0]).max() for _, wanted in reference.batches.values())
+    largest = max(np.abs(wanted[0]).max() for wanted in reference.wanted.values())
     reference.check(saved / "model.onnx", shifted(allowed), kind)
     for share in (refused, np.nan):
         with pytest.raises(ValueError, match=r"model\.onnx differs from torch by .* of the largest value"):

@@ -239,14 +239,13 @@ def test_a_long_text_is_an_error_unless_it_is_allowed(client_of, folders, tokeni
     body, prompt = bodies.get(path, {"inputs": [["a"], [LONG]]}), "" if name == "softmax" else "old sea "
     length = len(tokenizer(*([f"{prompt}a", LONG] if name == "scores" else [prompt + LONG])).input_ids)
     answer = client_of(name, is_exported).post(path, json=body)
-    wanted = "pair" if name == "scores" else "text"
-    wanted = f"the {wanted} 1 has {length} tokens, and the model reads 64; split it, or send truncate=true"
+    fact = f"1 of 2 texts are truncated to 64 tokens, and {'at least ' * (length > 128)}{length - 64} tokens are lost"
+    wanted = f"{fact}; split long texts, or send truncate=true"
     found = answer.json()["error"]
     assert answer.status_code == 400 and (found["message"] if name == "vectors" else found) == wanted
     assert client_of(name, is_exported).post(path, json=body | {"truncate": True}).status_code == 200
     server = serve.open_folder(folders / (f"exported {name}" if is_exported else name), None, None, None)
-    line = f"1 of 2 texts are truncated to 64 tokens, and {length - 64} tokens are lost\n"
-    for truncation, printed in (("warn", line), ("off", "")):
+    for truncation, printed in (("warn", f"{fact}\n"), ("off", "")):
         server.truncation, client = truncation, TestClient(serve.make_app(server))
         assert client.post(path, json=body).status_code == 200 and capsys.readouterr().out == printed
         assert client.post(path, json=body | {"truncate": False}).status_code == 400
@@ -313,10 +312,13 @@ def test_the_folder_of_the_shell_is_served_under_its_name_also_on_ipv6(folders, 
         pytest.skip("this machine has no IPv6")
     apps, sockets = [], []
     monkeypatch.chdir(folders / "vectors")
-    runner = SimpleNamespace(run=sockets.extend)
-    monkeypatch.setattr(
-        serve, "uvicorn", SimpleNamespace(Config=lambda app, **_: apps.append(app), Server=lambda _: runner)
-    )
+
+    def server(config):
+        apps.append(config.app)
+        return SimpleNamespace(run=sockets.extend)
+
+    monkeypatch.setattr(serve.uvicorn, "Server", server)
+    monkeypatch.setattr(serve.uvicorn.Config, "configure_logging", lambda _: None)  # it would hold the captured stream
     serve.serve(".", host, 0, "error", dtype=None, runtime=None, num_threads=None)
     with sockets[0]:
         found, port, *_ = sockets[0].getsockname()

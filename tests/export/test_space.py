@@ -37,7 +37,7 @@ def test_an_output_folder_with_files_stays_as_it_is(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(SystemExit, match="2"):
         run_main(space, tmp_path)
-    assert f"{tmp_path} exists and holds " in capsys.readouterr().err.splitlines()[-1]
+    assert f"{tmp_path} holds notes.txt" in capsys.readouterr().err.splitlines()[-1]
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 

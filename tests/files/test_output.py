@@ -1,14 +1,10 @@
-"""Files are written as a whole or not at all, write errors of every library name the file, and a folder has one writer."""
+"""No file of somebody is replaced, files are written as a whole or not at all, errors name them, a folder has one writer."""
 
-import errno
 import hashlib
 import os
-import re
-import shutil
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,26 +12,26 @@ from conftest import largest_file
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
-from neobert_hf.files import output as writing
+from neobert_hf.files import output
 from neobert_hf.files.output import (
-    check_target,
+    check_file,
+    check_folder,
+    check_is_no_input,
     file_hash,
+    list_files,
     new_folder,
     only_writer,
-    replacing,
     saving,
-    vacated,
-    write_error,
     write_json,
 )
 
 TENSORS = {"a": torch.zeros(9999)}
 VOCABULARY = {f"w{number}": number for number in range(999)}
 SAVES = {
-    "plain": (lambda file: file.write_bytes(bytes(9999)), errno.EFBIG),
-    "safetensors": (lambda file: save_file(TENSORS, file), errno.EFBIG),
-    "torch": (lambda file: torch.save(TENSORS, file), errno.EIO),  # torch.save does not report the reason
-    "tokenizers": (lambda file: Tokenizer(models.WordLevel(VOCABULARY, "w0")).save(str(file)), errno.EFBIG),
+    "python": lambda file: file.open("wb").write(bytes(99999)),
+    "safetensors": lambda file: save_file(TENSORS, file),
+    "torch": lambda file: torch.save(TENSORS, file),
+    "tokenizers": lambda file: Tokenizer(models.WordLevel(VOCABULARY, "w0")).save(str(file)),
 }
 
 
@@ -45,119 +41,134 @@ def test_a_file_is_replaced_after_a_complete_write_only(tmp_path):
     assert file_hash(file) == hashlib.sha256(b'{\n "a": 1\n}').hexdigest()
     with pytest.raises(TypeError):
         write_json(file, {"a": object()})
-    message = "File too large: a.json could not be written; the previous content is unchanged"
-    with pytest.raises(OSError, match=message), largest_file(1000):
+    with pytest.raises(OSError, match=r"a\.json cannot be written \(.*File too large"), largest_file(1000):
         write_json(file, "x" * 9999)
     assert file.read_text() == '{\n "a": 1\n}' and list(tmp_path.iterdir()) == [file]
 
 
-def test_a_writer_replaces_what_it_wrote_and_nothing_else(tmp_path):
-    """Not what it wrote under another name or what was changed since, no input, no link, no file of another writer."""
-    a, b = tmp_path / "a.csv", tmp_path / "b.csv"
-    for content in ("first", "second"):
-        with replacing(a, writer="one"):
-            a.write_text(content)
-    shutil.copy(a, b)
-    (tmp_path / "link").symlink_to(a)
+def test_a_file_that_exists_is_refused_and_replaced_only_if_this_is_asked_for(tmp_path):
+    """Never a folder, a link without a target, or an input."""
+    file = tmp_path / "a.csv"
+    check_file(file)
+    file.touch()
+    (tmp_path / "link").symlink_to(file)
     (tmp_path / "broken").symlink_to("nowhere")
-    (tmp_path / "folder").mkdir()
-    inputs = tmp_path / "folder/../a.csv", tmp_path / "link"
-    refused = [(b, "one", ()), (a, "two", ()), *((a, "one", [each]) for each in inputs)]
-    for file, writer, inputs in [*refused, *((tmp_path / name, "one", ()) for name in ("link", "broken", "folder"))]:
-        with pytest.raises(FileExistsError, match=f"{file.name} exists.*; choose another folder$"):
-            check_target(file, writer, inputs=inputs)
-    a.write_text("changed")
-    with pytest.raises(FileExistsError), replacing(a, writer="one"):
-        a.write_text("third")
-    assert a.read_text() == "changed"
+    check_file(file, overwrite=True)
+    for place, overwrite in ((file, False), (tmp_path / "link", False), (tmp_path / "broken", True), (tmp_path, True)):
+        with pytest.raises(FileExistsError, match=f"{place.name} exists; name another file"):
+            check_file(place, overwrite)
+    check_is_no_input(file, [None, tmp_path / "new.csv", tmp_path])
+    for each in (tmp_path / "link", f"{tmp_path}/../{tmp_path.name}/a.csv"):
+        with pytest.raises(FileExistsError, match=r"a\.csv is also an input"):
+            check_is_no_input(file, [each])
 
 
-@pytest.mark.parametrize("is_before", [True, False])
-def test_a_writer_that_was_killed_may_write_its_file_when_it_runs_again(tmp_path, monkeypatch, is_before):
-    file, replace = tmp_path / "a.json", os.replace
-    if os.fork() == 0:
-        monkeypatch.setattr(os, "replace", lambda *each: (is_before or replace(*each), os._exit(0)))
-        write_json(file, 1, writer="one")
-    assert os.wait()[1] == 0 and file.exists() != is_before
-    write_json(file, 2, writer="one")
-    assert file.read_text() == "2"
-    with pytest.raises(FileExistsError):
-        write_json(file, 3, writer="two")
+def contents(folder):
+    return {str(file.relative_to(folder)): file.read_text() for file in folder.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize(
-    "name", ["mine.txt", ".hidden", "1_Pooling/mine.txt", "sub/config.json", "a/b/config.json", "empty/"]
-)
-def test_a_folder_is_replaced_only_if_all_that_it_holds_is_replaceable(tmp_path, name):
-    folder, patterns = tmp_path / "folder", ("config.json", "[0-9]*_*/config.json")
-    with new_folder(folder) as built:
-        (built / "config.json").write_text("old")
-    refusal = pytest.raises(FileExistsError, match=r"folder exists and holds config\.json; choose another folder")
-    with refusal, new_folder(folder):
-        pass
-    with pytest.raises(KeyError), new_folder(folder, replaceable=patterns) as built:
+def written(folder, **files):
+    """Write a folder whose record lists its files; two underscores stand for a slash."""
+    with new_folder(folder, overwrite=True) as built:
+        for name, text in files.items():
+            file = built / name.replace("__", "/")
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text)
+        list_files(built, [name.replace("__", "/") for name in files])
+    return contents(folder)
+
+
+@pytest.mark.parametrize("name", ["mine.txt", ".hidden", "1_Pooling/mine.txt", "a/b/config", "link"])
+def test_overwrite_removes_what_the_record_lists_and_refuses_a_folder_with_anything_else(tmp_path, name):
+    folder = tmp_path / "folder"
+    old = written(folder, config="old", more="old", **{"1_Pooling__config": "old"})
+    with pytest.raises(FileExistsError, match=r"folder holds 1_Pooling/config; .*, or give overwrite=True"):
+        check_folder(folder)
+    with pytest.raises(KeyError), new_folder(folder, overwrite=True):
         raise KeyError
-    assert (folder / "config.json").read_text() == "old"
-    with new_folder(folder, replaceable=patterns) as built:
-        (built / "config.json").write_text("new")
-    assert (folder / "config.json").read_text() == "new" and [*tmp_path.iterdir()] == [folder]
+    assert contents(folder) == old
+    new = written(folder, config="new")
+    assert new.keys() == {"config", "training.json"} and [*tmp_path.iterdir()] == [folder]
 
     def hold():
-        target = folder / name
-        (target if name.endswith("/") else target.parent).mkdir(parents=True, exist_ok=True)
-        if not name.endswith("/"):
-            target.write_text("years of work")
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to("config") if name == "link" else (folder / name).write_text("years of work")
 
     for is_meanwhile in (True, False):
-        refusal = pytest.raises(FileExistsError, match=f"holds {name.rstrip('/')}")
-        with refusal, new_folder(folder, replaceable=patterns):
+        refusal = pytest.raises(FileExistsError, match=rf"holds {name}; .* removes only what its training\.json lists")
+        with refusal, new_folder(folder, overwrite=True):
             assert is_meanwhile, "refused before the work"
             hold()
-    assert (folder / name).exists() and (folder / "config.json").read_text() == "new"
+    assert new.items() <= contents(folder).items() and (folder / name).exists() and len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_link_and_the_working_folder_stay_what_they_are_when_their_content_is_replaced(tmp_path, monkeypatch):
+def test_a_folder_is_known_by_a_file_of_its_run_and_is_not_a_file(tmp_path):
+    (tmp_path / "a").touch()
+    check_folder(tmp_path, "run.json", "a")
+    for folder in (tmp_path, tmp_path / "new/.."):
+        with pytest.raises(FileExistsError, match="holds a; choose a new or empty folder"):
+            check_folder(folder, "run.json")
+    for place in (tmp_path / "a", tmp_path / "a/b"):
+        with pytest.raises(OSError, match="a'"), new_folder(place):
+            pytest.fail("refused before the work")
+
+
+@pytest.mark.parametrize("failing", range(6))
+def test_an_error_of_any_move_leaves_the_earlier_files_and_config_json_comes_last(tmp_path, monkeypatch, failing):
+    folder, moves, replace = tmp_path / "folder", [], os.replace
+    old = written(folder, **{"a": "old", "config.json": "old", "z": "old"})
+
+    def move(source, target):
+        moves.append((Path(source).name, Path(target).parent == folder))
+        if len(moves) == failing + 1:
+            raise OSError("of the disk")
+        replace(source, target)
+
+    with pytest.raises(OSError, match="of the disk"), new_folder(folder, overwrite=True) as built:
+        for name in ("a", "config.json"):
+            (built / name).write_text("new")
+        monkeypatch.setattr(os, "replace", move)
+    assert contents(folder) == old and [*tmp_path.iterdir()] == [folder]
+    assert moves[0] == ("config.json", False) and (failing < 5 or moves[5] == ("config.json", True))
+
+
+def test_a_killed_overwrite_leaves_the_earlier_files_and_the_next_one_succeeds(tmp_path):
+    folder = tmp_path / "folder"
+    old = written(folder, config="old")
+    if os.fork() == 0:
+        with new_folder(folder, overwrite=True) as built:
+            (built / "config").write_text("half")
+            os._exit(0)
+    os.wait()
+    assert contents(folder) == old
+    assert written(folder, config="new")["config"] == "new"
+
+
+def test_a_link_and_the_working_folder_and_a_mount_point_stay_what_they_are(tmp_path, monkeypatch):
     (tmp_path / "target").mkdir()
     (tmp_path / "link").symlink_to("target")
     monkeypatch.chdir(tmp_path / "target")
-    for content, place in (("old", tmp_path / "link"), ("new", tmp_path / "link"), ("last", Path("."))):
-        with new_folder(place, replaceable=["config.json"]) as built:
-            (built / "config.json").write_text(content)
-        assert Path("config.json").read_text() == content
-    with pytest.raises(KeyError), vacated(Path("."), replaceable=["config.json"]):
-        Path("half").mkdir()
+    for place in (tmp_path / "link", tmp_path / "link", Path(".")):
+        written(place, config=str(place))
+        assert Path("config").read_text() == str(place)
+    monkeypatch.setattr(os.path, "ismount", lambda path: True)
+    with pytest.raises(KeyError), new_folder(Path("."), overwrite=True) as built:
+        assert built.is_relative_to(Path.cwd()), "nothing is moved to another disk"
         raise KeyError
-    assert Path("config.json").read_text() == "last" and [*Path(".").iterdir()] == [Path("config.json")]
+    written(Path("."), config="last")
+    assert {file.name for file in Path.cwd().iterdir()} == {"config", "training.json"}
     assert (tmp_path / "link").is_symlink() and {file.name for file in tmp_path.iterdir()} == {"target", "link"}
 
 
 @pytest.mark.parametrize("library", SAVES)
 def test_a_file_that_cannot_be_written_is_an_os_error_that_names_it(tmp_path, library):
-    save, number = SAVES[library]
-    message = "model could not be written; earlier ones are complete"
-    saves = saving(tmp_path / "model", "earlier ones are complete")
-    with pytest.raises(OSError, match=message) as found, largest_file(1000), saves:
-        save(tmp_path / "file")
-    assert found.value.errno == number and found.value.filename == str(tmp_path / "model")
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_and_an_exceeded_quota_are_named(tmp_path, number):
-    error = write_error(OSError(number, "No space left on device"), tmp_path / "model", "nothing is left of it")
-    assert error.errno == number and "the disk is full: model could not be written; nothing is left of it" in str(error)
-    assert re.search(rf"of it; the disk of {tmp_path} has [\d,]+ MB, of which [\d,]+ are free now: ", str(error))
+    with pytest.raises(OSError, match="model cannot be written"), largest_file(1000), saving(tmp_path / "model"):
+        SAVES[library](tmp_path / "file")
 
 
 @pytest.mark.parametrize(
-    ("free", "reason"), [(4096, "the disk is full: model"), (1 << 30, "inline_container.*: model")]
+    "error", [RuntimeError("a bug"), torch.OutOfMemoryError("no memory"), ValueError("a"), OSError(2, "missing", "a")]
 )
-def test_torch_does_not_name_a_full_disk_and_its_free_space_does(tmp_path, monkeypatch, free, reason):
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free, total=1 << 40))
-    with pytest.raises(OSError, match=reason), largest_file(1000), saving(tmp_path / "new/model"):
-        torch.save(TENSORS, tmp_path / "file")
-
-
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), torch.OutOfMemoryError("no memory"), ValueError("a value")])
 def test_other_errors_pass_unchanged(tmp_path, error):
     with pytest.raises(type(error)) as found, saving(tmp_path):
         raise error
@@ -165,7 +176,7 @@ def test_other_errors_pass_unchanged(tmp_path, error):
 
 
 def test_a_second_writer_is_refused_or_waits_and_says_so_once(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(writing, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(output, "LOCK_SECONDS", 0.1)
     is_locked = threading.Event()
 
     def hold():

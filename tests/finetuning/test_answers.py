@@ -14,7 +14,7 @@ import finetune_qa
 from conftest import SENTENCE, run_main
 
 from neobert_hf import MINI_MODEL_PATH
-from neobert_hf.checkpoints.trust import load_tokenizer
+from neobert_hf.checkpoints.tokenizer import load_tokenizer
 from neobert_hf.finetuning import QuestionAnswerer, answer_metrics
 from neobert_hf.finetuning.answers import best_answers, cut_windows
 

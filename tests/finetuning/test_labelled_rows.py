@@ -127,8 +127,8 @@ def test_a_row_without_text_or_label_is_refused_with_its_line(tmp_path, row, mes
 UNUSABLE = [
     (rows("a", "b"), rows("a", "c"), r"dev\.jsonl, line 2: unknown class 'c'; the classes are a, b"),
     (rows("a", "a"), rows("a", "a"), "all training rows have the label 'a'"),
-    (rows("a"), None, r"train\.jsonl: 1 train rows; give at least 2"),
-    (rows("a", "b"), [], r"dev\.jsonl: 0 validation rows; give at least 2"),
+    (rows("a"), None, r"train\.jsonl: 1 train rows with a text; give at least 2"),
+    (rows("a", "b"), [], r"dev\.jsonl: 0 validation rows with a text; give at least 2"),
     (rows(*range(1, 31)), None, r"30 classes for 30 labels, such as '1' and '30'; .*3.5, .*problem_type=regression"),
 ]
 
@@ -178,11 +178,8 @@ def test_a_dataset_of_the_hub_without_labels_or_training_rows_is_refused(monkeyp
     [
         ({}, "give train_file or dataset_name to train, or test_file alone"),
         ({"train_file": "a", "dataset_name": "b"}, "exactly one of"),
-        ({"validation_file": "a", "dataset_name": "b"}, "belongs to train_file"),
-        ({"test_file": "a", "validation_file": "b"}, "belongs to train_file"),
         ({"train_file": "a", "predictions_file": "b.csv"}, "belongs to test_file"),
         ({"test_file": "a", "predictions_file": "b.xlsx"}, "none of the suffixes .csv, .jsonl, .parquet"),
-        ({"train_file": "a", "max_train_rows": 1}, "max_train_rows=1; give 2 or more"),
     ],
 )
 def test_arguments_without_effect_are_refused(arguments, message):
@@ -195,7 +192,7 @@ def test_all_faulty_rows_are_in_one_message_of_one_line(tmp_path):
     file = json_lines(tmp_path / "train.jsonl", [*rows(*"abababab"), *bad])
     with open(file, "a") as stream:
         stream.write("{broken\n")
-    pattern = r"^21 of 29 rows have faults: .*line 9: this row has no 'label'.*line 10: 'text' is empty"
+    pattern = r"^faults in 21 of 29 rows: .*line 9: this row has no 'label'.*line 10: 'text' is empty"
     with pytest.raises(ValueError, match=pattern) as caught:
         read_labelled_texts(LabelledTextArguments(train_file=file), 0, None)
     message = str(caught.value)
@@ -217,17 +214,17 @@ def test_faulty_rows_are_left_out_with_their_number_if_asked_for(tmp_path, capsy
     assert f"left out 6 of 10 rows: {file}, line " in capsys.readouterr().out
 
 
-def test_rows_left_out_are_counted_with_the_lines_that_an_unclosed_quotation_mark_took(tmp_path, capsys):
+def test_an_unclosed_quotation_mark_is_named_with_the_lines_that_it_took(tmp_path, capsys):
     good = "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(50))
     (tmp_path / "a.csv").write_text(f'text,label\n{good}"never closed,a\n{good}')
     read_labelled_texts(LabelledTextArguments(str(tmp_path / "a.csv"), skip_bad_rows=True), 0, None)
     out = capsys.readouterr().out
-    assert re.search(r"left out 1 of 51 rows \(51 lines\): .*a\.csv, line 52: this is not CSV .* after 51 lines", out)
+    assert re.search(r"left out 1 of 51 rows: .*a\.csv, line 52: this is not CSV .* in 51 lines", out)
 
 
 @pytest.mark.parametrize("rows", [rows("a", "b"), [{"label": "a"}, *rows("a", "b")]])
 def test_a_column_that_no_row_has_is_named_with_the_option_that_names_it(tmp_path, rows):
     for option, columns in (("label_column", "'intents'"), ("text_columns", "'body'")):
         names = {"label_column": "intents"} if option == "label_column" else {"text_columns": ["text", "body"]}
-        with pytest.raises(ValueError, match=rf"line 1: no column {columns} among .*; name it by {option}"):
+        with pytest.raises(ValueError, match=rf"line 1: no column {columns} among .*; name it by .*{option}"):
             read(tmp_path, rows, **names)

@@ -149,14 +149,8 @@ def test_a_missing_label_of_pandas_is_missing(tmp_path):
     pandas = pytest.importorskip("pandas", reason="datasets depends on it")
     frame = pandas.DataFrame({"text": ["one", "two", "three"], "label": [1, None, 0]})
     frame.to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"2 of 6 rows have faults: .*a\.parquet, row 2: the label is missing"):
+    with pytest.raises(ValueError, match=r"faults in 2 of 6 rows: .*a\.parquet, row 2: the label is missing"):
         read(str(tmp_path / "a.parquet"))
-
-
-def test_a_column_of_numbers_is_no_text(tmp_path):
-    file = csv_file(tmp_path, [f"{label},7" for label in "abab"], header="text,label,id")
-    with pytest.raises(ValueError, match=r"line 2: the texts are numbers only, such as '7'; .* by text_columns"):
-        read(file, text_columns=["id"])
 
 
 def test_test_rows_may_lack_labels_and_keep_all_columns(tmp_path):
@@ -220,25 +214,17 @@ def test_one_filled_text_of_a_pair_is_enough_and_a_test_row_without_a_text_keeps
     assert found.test == ([*found.train[0], ("hi", "")], [*"abab", "a"])
     assert found.test_places == [0, 1, 2, 3, 6] and found.test_rows[4] == {"subject": " ", "id": 7}
     with pytest.raises(
-        ValueError, match=r"4 of 14 rows have faults: .*line 5: 'subject' and 'body' are empty; .*line 6: this r"
+        ValueError, match=r"faults in 4 of 14 rows: .*line 5: 'subject' and 'body' are empty; .*line 6: this r"
     ):
         read(columns["test_file"], text_columns=columns["text_columns"])
     (tmp_path / "test.jsonl").write_text('{"subject": "", "body": ""}\n')
-    with pytest.raises(ValueError, match=r"line 1: neither this row nor another one has a text in 'subject' or 'body'"):
+    with pytest.raises(ValueError, match=r"test\.jsonl: 0 test rows with a text; give at least 1"):
         read(str(tmp_path / "train.jsonl"), **columns)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"text_columns": ["a", "b", "c"]}, "are 3 columns; name one or two"),
-        ({"label_columns": ["a"], "label_separator": ";"}, "give one of label_columns and label_separator"),
-        ({"label_columns": ["text"]}, "a column of texts cannot be that of the labels"),
-    ],
-)
-def test_arguments_that_contradict_each_other_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        LabelledTextArguments(train_file="a.csv", **options)
+def test_three_columns_of_texts_are_refused():
+    with pytest.raises(ValueError, match="text_columns=a b c; name one or two"):
+        LabelledTextArguments(train_file="a.csv", text_columns=["a", "b", "c"])
 
 
 def test_numbers_of_all_sizes_are_held_out(tmp_path):

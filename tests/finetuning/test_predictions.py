@@ -11,7 +11,6 @@ pytest.importorskip("datasets", reason="predictions need datasets and pyarrow (p
 import pyarrow.parquet
 from conftest import largest_file
 
-from neobert_hf.files.output import WRITTEN
 from neobert_hf.finetuning.predictions import write_predictions
 
 ROWS = [
@@ -41,7 +40,9 @@ def test_json_lines_and_parquet_keep_lists(tmp_path):
 def test_a_file_without_a_name_is_csv_unless_a_row_holds_a_list(tmp_path):
     write_predictions(None, ROWS[1:] + ROWS[:1], tmp_path)
     write_predictions(None, [{"prediction": "a"}], tmp_path)
-    assert {file.name for file in tmp_path.iterdir()} == {"predictions.jsonl", "predictions.csv", WRITTEN}
+    assert {file.name for file in tmp_path.iterdir()} == {"predictions.jsonl", "predictions.csv"}
+    with pytest.raises(FileExistsError, match=r"predictions\.csv exists; name another file, or give overwrite"):
+        write_predictions(None, [{"prediction": "b"}], tmp_path)
 
 
 def test_dates_of_parquet_become_texts_in_json_lines(tmp_path):

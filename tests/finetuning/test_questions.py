@@ -98,7 +98,7 @@ def test_the_message_for_a_faulty_row_names_its_line_and_the_fault(tmp_path, cha
     (tmp_path / "train.jsonl").write_text(lines([FLAT[1], FLAT[0] | change, FLAT[2]]))
     (tmp_path / "dev.jsonl").write_text(lines(FLAT))
     files = {"train_file": str(tmp_path / "train.jsonl"), "validation_file": str(tmp_path / "dev.jsonl")}
-    with pytest.raises(ValueError, match=f"1 of 6 rows has a fault: .*train.jsonl, line 2: {message}") as raised:
+    with pytest.raises(ValueError, match=f"faults in 1 of 6 rows: .*train.jsonl, line 2: {message}") as raised:
         read_questions(LabelledDataArguments(**files), seed=0)
     assert "\n" not in str(raised.value)
     found = read_questions(LabelledDataArguments(**files, skip_bad_rows=True), seed=0)

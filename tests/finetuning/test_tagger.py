@@ -218,6 +218,8 @@ def test_entities_of_texts_are_those_of_words_with_marks_inside_in_every_program
 def test_a_token_counts_in_the_window_where_it_has_the_most_context():
     windows = [[None, 0, 1, 2, 3, None], [None, 2, 3, 4, 5, None], [None, 4, 5, 6, None]]
     assert [*own_pieces(windows, 2)] == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 2), (2, 3)]
+    windows = [[None, 0, 1, 2, 3, None], [None, 1, 2, 3, 4, None]]  # of an odd overlap, the window after has one more
+    assert [*own_pieces(windows, 3)] == [(0, 1), (0, 2), (1, 2), (1, 3), (1, 4)]
 
 
 @pytest.mark.parametrize("form", [{"pre_tokenizer": Metaspace()}, {"normalizer": Replace(" ", "▁")}])

@@ -58,9 +58,9 @@ def test_numbers_choose_the_columns_of_conll(tmp_path):
     (tmp_path / "a.conll").write_text("1 Ada PROPN _\n2 codes VERB _\n\n1 Hi PROPN _\n")
     found = read(tmp_path / "a.conll", word_column="2", tag_column="3")
     assert pairs(found)[0] == [("Ada", "PROPN"), ("codes", "VERB")]
-    with pytest.raises(ValueError, match="column 7 of 4; choose an existing one"):
+    with pytest.raises(ValueError, match="numbers from 1 to 4, not 7"):
         read(tmp_path / "a.conll", tag_column="7")
-    with pytest.raises(ValueError, match="word_column and tag_column of a CoNLL file are numbers"):
+    with pytest.raises(ValueError, match="word_column and tag_column of CoNLL are numbers from 1 to 4, not tags"):
         read(tmp_path / "a.conll", tag_column="tags")
 
 
@@ -79,7 +79,7 @@ def test_a_training_file_of_one_column_is_refused(tmp_path):
 
 def test_a_line_with_another_number_of_columns_is_a_fault_with_its_line_and_can_be_skipped(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("Ada B-P\ncodes O\n\nHi O\nx\n\nBob B-P\n")
-    with pytest.raises(ValueError, match=r"2 of 6 rows .*a\.txt, line 5: 1 columns, but the first word has 2"):
+    with pytest.raises(ValueError, match=r"2 of 6 rows: .*a\.txt, line 5: 1 columns, but the first word has 2"):
         read(tmp_path / "a.txt")
     assert len(pairs(read(tmp_path / "a.txt", skip_bad_rows=True))) == 2
     assert "left out" in capsys.readouterr().out

@@ -18,10 +18,10 @@ from oracle import split_gate_and_up, write_checkpoint
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from verifying import summarize, verify
 
 import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTModel
-from neobert_hf.checkpoints.verify import summarize, verify
 from neobert_hf.model.weight_files_neobert import canonical_name
 
 PACKAGE = Path(neobert_hf.__file__).parent / "model"

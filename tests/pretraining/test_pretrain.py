@@ -138,7 +138,7 @@ def test_a_resume_with_other_values_is_refused(corpus, tmp_path):
         ({"tokenizer_name": tmp_path / "other"}, "tokenizer is"),
     ):
         with pytest.raises(ValueError, match=message):
-            run(corpus, tmp_path / "run", **dict(max_steps=4, resume_from_checkpoint="last") | changes)
+            run(corpus, tmp_path / "run", **dict(max_steps=4) | changes)
 
 
 @pytest.mark.slow
@@ -150,8 +150,8 @@ def test_a_stored_plan_and_a_new_plan_give_the_same_losses_and_a_refused_run_mak
     assert run(corpus, tmp_path / "two", **options) == losses and plan.stat().st_mtime_ns == made
     shutil.rmtree(plan)
     shutil.rmtree(tmp_path / "two/checkpoint-8")
-    assert run(corpus, tmp_path / "two", **options, resume_from_checkpoint="last") == losses and plan.exists()
-    with pytest.raises(FileExistsError, match="no resume from this folder was requested"):
+    assert run(corpus, tmp_path / "two", **options) == losses and plan.exists()
+    with pytest.raises(ValueError, match="belongs to another run: seed was"):
         run(corpus, tmp_path / "two", **options, seed=5)
     assert len(list((tmp_path / "documents/plans").iterdir())) == 1
 

@@ -62,29 +62,24 @@ def of_this_machine(folders, tmp_path_factory):
     return found
 
 
-def assert_exported_files_answer_alike(found, wanted):
+needs_x86 = pytest.mark.skipif(not shutil.which(X86[0]), reason="needs qemu-user (apt-get install qemu-user)")
+needs_arm = pytest.mark.skipif(not (ARM / "installed").exists(), reason="needs Debian, root and qemu-user (aarch64.sh)")
+PYTHON = ("qemu-aarch64", "-L", ARM / "root", ARM / "root/usr/bin/python3.11")
+OTHERS = [
+    pytest.param(X86, (), marks=needs_x86, id="x86 without VNNI"),
+    pytest.param(PYTHON, (ARM / "site",), marks=needs_arm, id="ARM"),
+]
+
+
+@pytest.mark.parametrize("command, site", OTHERS)
+def test_exported_files_answer_alike(command, site, folders, of_this_machine, tmp_path):
+    found, wanted = answers(command, "exported_answers.py", folders, tmp_path / "out.npz", site=site), of_this_machine
     assert largest_error(found["float32"], wanted["float32"]) < FLOAT32
     for name in ("embedder", "earlier"):
         cosines = (found[name] * wanted[name]).sum(1)
         assert cosines.min() > 0.998, f"{name}: {cosines}"
     assert str(found["entities"]) == str(wanted["entities"])
     assert largest_error(found["scores"], wanted["scores"]) < FLOAT32
-
-
-@pytest.mark.skipif(not shutil.which(X86[0]), reason="qemu-user is not installed (apt-get install qemu-user)")
-def test_exported_files_answer_alike_on_x86_without_vnni(folders, of_this_machine, tmp_path):
-    found = answers(X86, "exported_answers.py", folders, tmp_path / "x86.npz")
-    assert_exported_files_answer_alike(found, of_this_machine)
-
-
-needs_arm = pytest.mark.skipif(not (ARM / "installed").exists(), reason="needs Debian, root and qemu-user (aarch64.sh)")
-PYTHON = ("qemu-aarch64", "-L", ARM / "root", ARM / "root/usr/bin/python3.11")
-
-
-@needs_arm
-def test_exported_files_answer_alike_on_arm(folders, of_this_machine, tmp_path):
-    found = answers(PYTHON, "exported_answers.py", folders, tmp_path / "arm.npz", site=[ARM / "site"])
-    assert_exported_files_answer_alike(found, of_this_machine)
 
 
 @needs_arm

@@ -7,9 +7,8 @@ from stand_ins import cuda_graphs
 from test_fake_devices import HOPPER, SHAPE
 
 import neobert_hf
-from neobert_hf.model import gpu_neobert, kernels_neobert
+from neobert_hf.model import gpu_neobert
 from neobert_hf.model.gpu_neobert import make_compiled
-from neobert_hf.model.kernels_neobert import InferenceLinear
 
 pytestmark = [
     pytest.mark.rehearsal,
@@ -112,16 +111,3 @@ def test_a_forward_in_a_capture_of_the_caller_captures_no_other_graph(graphs, is
             states = model(**inputs).last_hidden_state
     assert not device.waits and not graphs and of_caller.operations
     assert (states.twin - wanted).abs().max() <= BFLOAT16 * wanted.abs().max()
-
-
-def test_a_linear_layer_of_a_copy_runs_in_a_capture(graphs):
-    layer, x = InferenceLinear(torch.nn.Linear(8, 4), torch.float32), torch.randn(3, 8)
-    wanted = layer(x)
-    with torch.no_grad(), FakeDevice("cuda:0"):
-        layer.weight, layer.bias = (x.to("cuda:0") for x in (layer.weight.to_dense(), layer.bias))
-        x = x.to("cuda:0")
-        with cuda_graphs.capture(
-            cuda_graphs.CUDAGraph(), pool=(0, 1), stream=cuda_graphs.Stream("cuda:0"), capture_error_mode="thread_local"
-        ):
-            found = kernels_neobert.linear(layer, x, None)
-    torch.testing.assert_close(found.twin, wanted)

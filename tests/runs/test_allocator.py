@@ -1,4 +1,4 @@
-"""`tune_allocator`: fewer page faults on glibc, a warning on other systems."""
+"""`tune_allocator`: fewer page faults on glibc, nothing changes on other systems."""
 
 import platform
 import subprocess
@@ -36,8 +36,7 @@ def test_large_tensors_reuse_their_memory_after_tuning():
 
 
 @pytest.mark.parametrize(("system", "library"), [("Darwin", ""), ("Linux", "")])
-def test_on_other_systems_a_warning_says_that_nothing_changed(monkeypatch, caplog, system, library):
+def test_on_other_systems_nothing_changes(monkeypatch, system, library):
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "libc_ver", lambda: (library, ""))
     assert tune_allocator() is False
-    assert f"nothing changed on {system} with another C library" in caplog.text

@@ -35,17 +35,41 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
-OF_SOMEONE = ("model.safetensors", "README.md", "config.json", "modules.json", "test_results.json", "predictions.csv")
-OF_SOMEONE += ("metrics.jsonl", "run.json")
-
-
-@pytest.mark.parametrize("name", OF_SOMEONE)
-def test_a_new_run_does_not_replace_a_model_or_a_page_in_its_folder(tmp_path, name):
+@pytest.mark.parametrize(
+    "name", ["config.json", "notes.txt", "1_Pooling/config.json", "checkpoint-500/model.safetensors"]
+)
+def test_a_folder_with_a_file_of_somebody_is_refused(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("of someone")
-    for resume in (None, "auto"):
-        with pytest.raises(FileExistsError, match=f"holds {name}, which the trained model would replace; give another"):
-            begin_or_resume(tmp_path, RUN, resume)
-    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {name: "of someone"}
+    with pytest.raises(FileExistsError, match=f"holds {name}; choose a new or empty folder"), lock_run(tmp_path):
+        pass
+    assert [file.read_text() for file in tmp_path.rglob("*") if file.is_file()] == ["of someone"]
+
+
+def test_a_run_that_was_killed_early_starts_again_and_a_finished_one_without_checkpoints_does_not(tmp_path):
+    folder = tmp_path / "run"
+    with lock_run(folder):
+        (folder / "documents").write_text("of the run")
+    with lock_run(folder):
+        assert begin_or_resume(folder, RUN, "auto") is None is begin_or_resume(folder, RUN, None)
+    (folder / "training.json").write_text("{}")
+    with (
+        lock_run(folder),
+        pytest.raises(FileExistsError, match=r"holds training\.json of a training from which this run"),
+    ):
+        begin_or_resume(folder, RUN, "auto")
+
+
+def test_a_checkpoint_of_somebody_in_the_folder_of_a_run_is_not_overwritten_or_removed(folder):
+    for step in (2, 500):
+        (folder / f"checkpoint-{step}").mkdir()
+        (folder / f"checkpoint-{step}/model.safetensors").write_text("of someone")
+    with pytest.raises(FileExistsError, match="holds checkpoint-500 of a training from which this run cannot resume"):
+        begin_or_resume(folder, RUN, "auto")
+    newest = write_checkpoint(folder, 12)
+    state = SimpleNamespace(best_model_checkpoint=None)
+    CheckedCheckpoints._remove_older_checkpoints(SimpleNamespace(state=state), newest, limit=1)
+    assert {path.name for path in folder.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-12", "checkpoint-500"}
 
 
 def cut(file):
@@ -67,15 +91,18 @@ DAMAGE = {
 @pytest.mark.parametrize("how", DAMAGE)
 @pytest.mark.parametrize("name", [*FILES, "optimizer_0/__0_0.distcp"])
 def test_last_skips_a_damaged_checkpoint_and_its_path_is_refused(folder, name, how):
+    """Without a manifest, the newest one may be of somebody else."""
     assert last_complete_checkpoint(folder).name == "checkpoint-8"
     DAMAGE[how](folder / "checkpoint-8" / name)
     assert last_complete_checkpoint(folder).name == "checkpoint-4"
+    if (name, how) == (MANIFEST, "missing"):
+        with pytest.raises(FileExistsError, match="holds checkpoint-8"):
+            begin_or_resume(folder, RUN, "last")
+        return
     for exactly in (True, False) if how == "cut" and name in FILES else (True,):
         assert begin_or_resume(folder, RUN, "last", exactly=exactly).name == "checkpoint-4"
         with pytest.raises(ValueError, match="checkpoint-8" if exactly else f"{name} is (damaged|not JSON)"):
             begin_or_resume(folder, RUN, str(folder / "checkpoint-8"), exactly=exactly)
-    with pytest.raises(FileExistsError):
-        begin_or_resume(folder, RUN, None)
 
 
 def test_checkpoints_of_a_plain_trainer_are_not_overwritten(folder, tmp_path):
@@ -83,11 +110,9 @@ def test_checkpoints_of_a_plain_trainer_are_not_overwritten(folder, tmp_path):
         (folder / f"checkpoint-{step}" / MANIFEST).unlink()
     other = write_checkpoint(tmp_path / "other", 4)
     shutil.copy(folder / "run.json", tmp_path / "other")
-    for source in (None, str(other)):
-        with pytest.raises(FileExistsError, match=r"holds checkpoint-8 and no resume .* or another output_dir"):
+    for source in (None, "last", str(other)):
+        with pytest.raises(FileExistsError, match=r"holds checkpoint-8 of .* cannot resume; give another output_dir"):
             begin_or_resume(folder, RUN, source)
-    with pytest.raises(FileNotFoundError, match=r"holds no complete checkpoint.*; give another output_dir$"):
-        begin_or_resume(folder, RUN, "last")
     newest = folder / "checkpoint-8"
     assert begin_or_resume(folder, RUN, str(newest), exactly=False) == newest
     assert begin_or_resume(folder, RUN, "last", exactly=False) == newest
@@ -98,7 +123,7 @@ def test_a_folder_with_interrupted_checkpoints_only_accepts_a_new_run(folder):
     for step in (4, 8):
         (folder / f"checkpoint-{step}" / MANIFEST).rename(folder / f"checkpoint-{step}" / UNFINISHED)
     (folder / "checkpoint-4/trainer_state.json").unlink()
-    assert begin_or_resume(folder, RUN, None) is None
+    assert begin_or_resume(folder, RUN, "auto") is None
     with pytest.raises(FileNotFoundError, match=r"start without resume_from_checkpoint$"):
         begin_or_resume(folder, RUN, "last")
 
@@ -144,7 +169,7 @@ def test_without_a_complete_checkpoint_a_warning_names_the_fault_of_each(folder,
     logging.getLogger("neobert_hf").propagate = True
     cut(folder / "checkpoint-8/optimizer.pt")
     (folder / "checkpoint-4/scheduler.pt").unlink()
-    with pytest.raises(FileNotFoundError, match="holds no complete checkpoint; give another output_dir"):
+    with pytest.raises(FileExistsError, match="holds checkpoint-8 of a training from which this run cannot resume"):
         begin_or_resume(folder, RUN, "last")
     assert "checkpoint-8/optimizer.pt is damaged" in caplog.text and "checkpoint-4 lacks scheduler.pt" in caplog.text
     assert begin_or_resume(folder, RUN, "last", exactly=False).name == "checkpoint-4"
@@ -162,6 +187,7 @@ def test_a_checkpoint_without_exact_resume_is_skipped_unless_resume_is_inexact(f
     checkpoint = write_checkpoint(folder, 12, **manifest or {})
     if manifest is None:
         (checkpoint / MANIFEST).unlink()
+        (checkpoint / UNFINISHED).touch()
     assert begin_or_resume(folder, RUN, "last").name == "checkpoint-8"
     with pytest.raises(ValueError, match=f"{words}.*; give resume_inexactly to resume from it"):
         begin_or_resume(folder, RUN, str(checkpoint))

@@ -117,9 +117,10 @@ def test_the_example_writes_a_table_a_plot_and_figures_and_stops_early_where_the
     table = (tmp_path / "runs/ablation.md").read_text()
     assert "| slow" in table and "95 %: seeds" in table and "rows and masks" in table and table.count("baseline") == 1
     assert (tmp_path / "runs/ablation.png").stat().st_size > 10_000
-    (tmp_path / "runs/ablation.md").write_text("my words")
-    with pytest.raises(SystemExit, match=r"ablation\.md exists, and its content is not of an earlier ablate\.py"):
-        run_main(example, "--arms", file, "--output_dir", tmp_path / "runs", "--stop_early")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/ablation.md").write_text("my words")
+    with pytest.raises(SystemExit, match=r"mine holds ablation\.md; choose a new or empty folder"):
+        run_main(example, "--arms", file, "--output_dir", tmp_path / "mine", "--stop_early")
 
 
 def test_processes_of_a_launcher_divide_the_runs(common, tmp_path, monkeypatch):
@@ -130,8 +131,8 @@ def test_processes_of_a_launcher_divide_the_runs(common, tmp_path, monkeypatch):
     monkeypatch.setattr(
         module, "pretrain", lambda *args, run=module.pretrain, **kwargs: trained.append(args) or run(*args, **kwargs)
     )
+    (tmp_path / module.LOCK).touch()
     with module.filelock.FileLock(tmp_path / "a-1.lock"):
-        tmp_path.mkdir(exist_ok=True)
         assert ablate(plan, tmp_path) is None
     assert len(trained) == 1 and (tmp_path / "b-1/held_out.json").exists() and not (tmp_path / "a-1").exists()
     assert ablate(plan, tmp_path)["arms"]["b"]["interval"] == [0, 0]
@@ -283,10 +284,8 @@ def test_an_ablation_that_cannot_be_right_is_refused_before_anything_is_written(
         ("arm: {}", "holds arm; it must hold arms, and may hold seeds and common"),
         ("- a", "holds list; it must hold arms"),
         ("arms: [a, b]", "arms and common must hold arguments by name"),
-        ("arms: {a: 1, b: {}}", "arms and common must hold arguments by name"),
         ("arms: {a: {}, b: {}}\nseeds: 3", "seeds a list of numbers"),
         ("arms: {", "cannot be read"),
-        ("arms: null", "arms and common must hold arguments by name"),
         ("arms: {a: {}, b: {}}\nseeds: []", "different seeds"),
     ],
 )
@@ -304,16 +303,9 @@ def test_arms_with_different_tokenizers_are_compared_per_character_only(common, 
     assert not (tmp_path / "runs").exists()
     report = ablate(Ablation(arms, (1,), common), tmp_path / "runs", per_character=True)
     results = [json.loads((tmp_path / f"runs/{arm}-1/held_out.json").read_text()) for arm in "ab"]
-    means = [
-        np.nanmean(
-            [
-                loss * tokens / max(characters, 1)
-                for loss, tokens, characters in zip(
-                    np.array(result["loss"], float), result["num_tokens"], result["num_characters"]
-                )
-            ]
-        )
-        for result in results
-    ]
+    means = []
+    for result in results:
+        loss, tokens, characters = (np.array(result[name], float) for name in ("loss", "num_tokens", "num_characters"))
+        means.append(np.nanmean(loss * tokens / characters.clip(min=1)))
     assert [report["arms"][arm]["loss"] for arm in "ab"] == pytest.approx(means)
     assert report["unit"] == "character" and not report["arms"]["b"]["same_rows"]

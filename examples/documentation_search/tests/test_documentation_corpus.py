@@ -10,6 +10,7 @@ from pathlib import Path
 
 import corpus
 import pytest
+from conftest import contents
 from corpus import question_pairs, retrieval_pairs, sentences, split, training_texts, wordnet_texts, write_corpus
 from docstrings import Entry
 from hypothesis import given, settings
@@ -43,15 +44,6 @@ def feed(cow, hay):
 
     The cow has to be awake for this to work as it should.
     """
-'''
-MARKET = '''def feed(horse):
-    """Give some of the hay to the cow and count what remains.
-
-    This is the feeding of a horse in a market, with other words.
-    """
-
-def trade(horse):
-    """Exchange one horse for two cows, or the other way round."""
 '''
 
 
@@ -113,7 +105,9 @@ def test_each_file_has_its_part_of_the_documentation(site, tmp_path, capsys):
     assert re.search(r"2 files cannot be parsed by this Python, such as .*broken\.py", capsys.readouterr().err)
     vocab = json.loads((folder / "tokenizer/tokenizer.json").read_text())["model"]["vocab"]
     assert "[MASK]" in vocab and not [token for token in vocab if "barn" in token]
-    (source,) = json.loads((folder / "sources.json").read_text())["sources"]
+    summary = json.loads((folder / "sources.json").read_text())
+    (source,) = summary["sources"]
+    assert summary["left_out"] == 1
     written = texts(folder, "train") + texts(folder, "train_english")
     assert source == {
         "name": "shop",
@@ -150,15 +144,6 @@ def test_a_question_belongs_to_the_first_object_of_the_name_and_only_if_it_is_fo
     assert found == [{"query": "look up by key", "document": "dict\nA new map."}]
     assert question_pairs(asked, entries, [second, topic]) == []
     assert question_pairs(asked, [topic], [topic])[0]["document"] == f"dict\n{topic.text}"
-
-
-def test_an_entry_with_the_first_sentence_of_a_held_out_entry_is_left_out(site, tmp_path):
-    install(site, "market", "1.0", MARKET, "The market is open on every day of the week.")
-    write_corpus(tmp_path / "corpus", num_held_out=0, held_out_packages=["barn"], vocab_size=200)
-    names = {row["name"] for row in rows(tmp_path / "corpus", "train")}
-    assert "market.trade" in names and "market.feed" not in names
-    assert not [text for text in texts(tmp_path / "corpus", "train_documents") if "feeding of a horse" in text]
-    assert json.loads((tmp_path / "corpus/sources.json").read_text())["left_out"] == 2  # with shop.weigh
 
 
 def test_packages_that_are_not_installed_and_too_many_held_out_entries_are_refused(site, tmp_path):
@@ -208,14 +193,7 @@ def test_no_training_text_is_a_text_or_first_sentence_of_a_held_out_package(draw
 def test_the_same_seed_gives_the_same_files_and_another_seed_another_order(site, tmp_path):
     for name, seed in (("first", 0), ("second", 0), ("third", 1)):
         write_corpus(tmp_path / name, num_held_out=1, vocab_size=200, seed=seed)
-    first, second, third = (
-        {
-            path.relative_to(tmp_path / name): path.read_bytes()
-            for path in (tmp_path / name).rglob("*")
-            if path.is_file()
-        }
-        for name in ("first", "second", "third")
-    )
+    first, second, third = (contents(tmp_path / name) for name in ("first", "second", "third"))
     assert first == second != third
 
 

@@ -14,17 +14,10 @@ from docstrings import Entry, read, views
 from search import DocumentationIndex, answer, bonus
 from sentence_transformers import SentenceTransformer
 
-from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
+from neobert_hf import sentence_transformer
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples/documentation_search"
-
-
-@pytest.fixture
-def folder(checkpoint, tokenizer, tmp_path):
-    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
 
 
 @pytest.fixture(autouse=True)
@@ -71,11 +64,11 @@ def test_the_index_reads_the_first_300_characters_of_a_text(folder):
     assert max(text.count("fox") for text in texts) < 30
 
 
-def test_vectors_are_stored_for_each_model(folder, cache, monkeypatch):
+def test_vectors_are_stored_for_each_model(folder, cache, monkeypatch, tmp_path):
     entries = entries_about("the fox", "the dog")
     first = DocumentationIndex(entries, folder).documents.vectors
-    sentence_transformer(folder, pooling="cls").save_pretrained(f"{folder}/cls")
-    other = DocumentationIndex(entries, f"{folder}/cls").documents.vectors
+    sentence_transformer(folder, pooling="cls").save_pretrained(str(tmp_path / "cls"))
+    other = DocumentationIndex(entries, str(tmp_path / "cls")).documents.vectors
     assert not np.allclose(other, first) and len(list((cache / "documentation").iterdir())) == 2
     monkeypatch.setattr(SentenceTransformer, "encode_document", lambda *_, **__: pytest.fail("embeds again"))
     np.testing.assert_array_equal(DocumentationIndex(entries, folder).documents.vectors, first)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,19 +11,11 @@ from sentence_transformers.base.modules import Transformer
 from token_weights import FACTOR, inverse_document_frequencies, partial_whitening, weighted_sentence_transformer
 from transformers import AutoTokenizer
 
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel
+from neobert_hf import NeoBERTModel
 from neobert_hf.checkpoints.embedding_models import open_embedding_model
 
 TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps in a warm red house by old sea", "fox"]
 SOME = {"fox": 3.0, "the": 0.25, "jumps": 2.0}
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint, tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bare")
-    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +25,7 @@ def token_weights(tokenizer):
 
 @pytest.fixture(scope="module")
 def projection(folder):
-    width = json.loads((folder / "config.json").read_text())["hidden_size"]
+    width = json.loads(Path(folder, "config.json").read_text())["hidden_size"]
     return np.random.default_rng(3).normal(size=(width, width), scale=width**-0.5).astype(np.float32)
 
 
@@ -52,7 +45,7 @@ def expected(folder, token_weights):
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_an_embedding_is_the_weighted_mean_of_the_token_vectors(folder, token_weights, expected, side):
-    model = weighted_sentence_transformer(str(folder), token_weights)
+    model = weighted_sentence_transformer(folder, token_weights)
     model.tokenizer.padding_side = side
     np.testing.assert_allclose(model.encode(TEXTS, batch_size=5), expected, atol=2e-6)
 
@@ -62,7 +55,7 @@ def test_an_embedding_is_the_weighted_mean_of_the_token_vectors(folder, token_we
 def test_a_saved_model_maps_the_weighted_mean_by_the_projection(
     folder, token_weights, projection, expected, dtype, error, tmp_path
 ):
-    model = weighted_sentence_transformer(str(folder), token_weights, projection, dtype=dtype)
+    model = weighted_sentence_transformer(folder, token_weights, projection, dtype=dtype)
     model.save_pretrained(str(tmp_path))
     types = [module["type"] for module in json.loads((tmp_path / "modules.json").read_text())]
     assert len(types) == 4 and all(name.startswith("sentence_transformers.") for name in types)
@@ -71,7 +64,7 @@ def test_a_saved_model_maps_the_weighted_mean_by_the_projection(
 
 
 def test_training_reaches_the_projection_and_the_encoder_and_leaves_the_weights(folder, token_weights, projection):
-    model = weighted_sentence_transformer(str(folder), token_weights, projection)
+    model = weighted_sentence_transformer(folder, token_weights, projection)
     model(model.preprocess(TEXTS))["sentence_embedding"].pow(2).sum().backward()
     assert model[2].emb_layer.weight.grad is None
     expected = [FACTOR * token_weights[token] for token in model[2].vocab]
@@ -84,7 +77,7 @@ def test_with_token_weights_flash_attention_gets_padded_rows(folder, token_weigh
     """The weights need the attention mask, which packed rows do not have; the model removes the padding itself."""
     from transformers import modeling_flash_attention_utils
 
-    weighted_sentence_transformer(str(folder), token_weights).save_pretrained(str(tmp_path))
+    weighted_sentence_transformer(folder, token_weights).save_pretrained(str(tmp_path))
     kernels = (None, lambda: None, None, None), None
     monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda *a, **k: kernels)
     monkeypatch.setattr(Transformer, "_is_flash_attention_requested", lambda self: True)

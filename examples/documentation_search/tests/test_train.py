@@ -12,7 +12,7 @@ import torch
 import train
 import yaml
 from build_mini import build, write_mean
-from conftest import SENTENCE
+from conftest import SENTENCE, json_lines
 from corpus import write_corpus
 from distillation import open_student
 from safetensors.torch import load_file
@@ -51,13 +51,12 @@ def corpus(tokenizer, tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
     texts = list(dict.fromkeys(" ".join(rng.choice(SENTENCE.split(), rng.integers(2, 9))) for _ in range(400)))
     for i, name in enumerate(("train", "train_texts", "train_documents", "held_out", "held_out_packages")):
-        rows = [{"text": text} for text in texts[i * 60 : i * 60 + 60]]
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        json_lines(folder / f"{name}.jsonl", [{"text": text} for text in texts[i * 60 : i * 60 + 60]])
     for name in ("train", "held_out", "held_out_packages"):
         rows = [{"query": query, "document": document} for query, document in zip(texts[:60], texts[60:])]
-        (folder / f"{name}_pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        json_lines(folder / f"{name}_pairs.jsonl", rows)
     rows = [{"query": query, "document": texts[300 + i // 3]} for i, query in enumerate(texts[200:260])]
-    (folder / "train_questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    json_lines(folder / "train_questions.jsonl", rows)
     (folder / "sources.json").write_text(json.dumps({"sources": [{"name": "a", "num_characters": 5_000_000}]}))
     tokenizer.save_pretrained(folder / "tokenizer")
     return folder

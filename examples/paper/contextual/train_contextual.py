@@ -13,8 +13,8 @@ A short run on pairs of your own, with a small model as model and surrogate:
         --model_name_or_path src/neobert_hf/mini --surrogate_model src/neobert_hf/mini --output_dir runs/contextual --use_cpu \\
         --context_size 32 --max_seq_length 64 --max_steps 50 --per_device_train_batch_size 64 --warmup_steps 5
 
-The first start embeds and clusters all pairs, and keeps the clusters in the output folder. Rerun the command with
-`--resume_from_checkpoint last` to resume exactly after an interruption.
+The first start embeds and clusters all pairs, and keeps the clusters in the output folder. Rerun the command to
+resume exactly after an interruption.
 """
 
 from dataclasses import replace

@@ -1,6 +1,7 @@
 """The evaluation of a model in one go: its figures are those of its parts, and the card of a model keeps the rest."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,21 +11,18 @@ pytest.importorskip("sklearn", reason="GLUE needs scikit-learn (pip install -e .
 
 import evaluate_model
 import glue_runs
-from conftest import SENTENCE, run_main
+from conftest import SENTENCE, json_lines, run_main
 from evaluation_report import evaluation_report, write_card_section
 from glue import TASKS
 from test_glue import write_task
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.runs import machine as module
 
 
 @pytest.fixture
-def command(tokenizer, tmp_path):
+def command(start, tmp_path):
     """Tasks at random, and texts of many lengths."""
-    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
-    NeoBERTForMaskedLM(NeoBERTConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    shutil.copytree(start, tmp_path / "model")
     rng = np.random.default_rng(0)
     words = SENTENCE.split()
 
@@ -39,20 +37,12 @@ def command(tokenizer, tmp_path):
     for name, row in rows.items():
         write_task(tmp_path / "glue" / TASKS[name].folder, name, [row(i) for i in range(20)])
     texts = [" ".join(rng.choice(words, length)) for length in range(2, 30, 2)]
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    json_lines(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     (tmp_path / "model/README.md").write_text("---\nlicense: mit\n---\n\n# Model\n")
     return [
         *("--model_name_or_path", tmp_path / "model", "--data_dir", tmp_path / "glue", "--seeds", "2"),
-        *(
-            "--files",
-            tmp_path / "texts.jsonl",
-            "--output_dir",
-            tmp_path / "out",
-            "--max_steps",
-            "2",
-            "--positions",
-            "3",
-        ),
+        *("--files", tmp_path / "texts.jsonl", "--output_dir", tmp_path / "out"),
+        *("--max_steps", "2", "--positions", "3"),
     ]
 
 

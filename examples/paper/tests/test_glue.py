@@ -3,9 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +30,7 @@ from scipy import stats
 from sklearn import metrics
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf import NeoBERTForMaskedLM
 
 GLUE = Path(__file__).with_name("glue")
 WORDS = SENTENCE.split()
@@ -91,46 +88,22 @@ def test_the_stsbenchmark_files_have_no_header(tmp_path):
     assert load_task(TASKS["stsb"], tmp_path)["train"][0] == {"sentence1": "A.", "sentence2": "B.", "label": 5.0}
 
 
-# Rows with the peculiarities of the files that people have: no newline at the end of CoLA's dev.tsv, a space after each text of
+# Files with the peculiarities of those that people have: no newline at the end of CoLA's dev.tsv, a space after each text of
 # SST-2, quotation marks that open a column of STS-B and never close it, and lines of STS-B with two more columns.
-WRITTEN = {
-    "cola": {
-        "train": [
-            ("The keeper locked the gate before dark.", 1),
-            ('She asked whether "soon" what to write.', 0),
-            ("Who did the neighbours say would come?", 1),
-        ],
-        "validation": [("The kettle whistled itself hoarse.", 1), ("The more he waits, the little he learns.", 0)],
-    },
-    "sst2": {
-        "train": [("a warm and gentle story ", 1), ("'s never half as clever as its trailer ", 0), ("dull ", 0)],
-        "validation": [
-            ("the songs alone are worth the evening , and the dancing is better still . ", 1),
-            ("loses its way ", 0),
-        ],
-    },
-    "stsb": {
-        "train": [
-            ("A boy is feeding a goat.", "The goat is fed by a boy.", 5.0),
-            ('"We will wait," he said.', 'He said: "We do not wait."', 2.4),
-            ('"Storm closes the harbour', "Farmers welcome the rain", 0.0),
-        ],
-        "validation": [
-            ("A man is tuning a violin.", "A man tunes a violin.", 4.75),
-            ('Museum opens "at last"', "Museum closes", 1.6),
-        ],
-    },
-}
+PLACES = {"cola": (3, 1), "sst2": (0, 1), "stsb": (5, 6, 4)}  # of the texts and the label in a line
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("name", PLACES)
 def test_every_line_of_a_file_with_the_peculiarities_of_the_real_ones_is_one_row(name):
-    columns = (*TASKS[name].texts, "label")
-    for split, rows in load_task(TASKS[name], GLUE).items():
-        assert [tuple(row[column] for column in columns) for row in rows] == [
-            (*texts, pytest.approx(label))  # a score is a float32
-            for *texts, label in WRITTEN[name][split]
-        ]
+    task = TASKS[name]
+    for split, rows in load_task(task, GLUE).items():
+        (file,) = (GLUE / task.folder).glob(f"{split.replace('validation', 'dev')}.*")
+        lines = file.read_text("utf-8").removesuffix("\n").split("\n")[name == "sst2" :]
+        assert len(lines) > 1
+        for line, row in zip(lines, rows, strict=True):
+            *texts, label = (line.split("\t")[place] for place in PLACES[name])
+            assert [row[column] for column in task.texts] == texts
+            assert row["label"] == pytest.approx(float(label))  # a score is a float32
 
 
 STSB = "0\tn\tf\t1\t1\tn\tn\tA\tB\t"  # a row up to its score
@@ -139,13 +112,10 @@ STSB = "0\tn\tf\t1\t1\tn\tn\tA\tB\t"  # a row up to its score
 @pytest.mark.parametrize(
     "name, line, message",
     [
-        (
-            "sst2",
-            "a text\t2",
-            r"train\.tsv, line 3: the label '2' is not one of negative, positive, 0, 1; correct or remove",
-        ),
+        ("sst2", "a text\t2", r"train\.tsv, line 3: the label '2' is not one of negative, positive, 0, 1; correct"),
         ("sst2", "a text\t-1", r"train\.tsv, line 3: the label '-1' is not one of"),
-        ("rte", "0\tA\tB\tneutral", r"train\.tsv, line 3: the label 'neutral' is not one of"),
+        # of WNLI, whose ids have the reverse order
+        ("rte", "0\tA\tB\t1", r"train\.tsv, line 3: the label '1' is not one of entailment, not_entailment; correct"),
         ("stsb", STSB + "five", r"train\.tsv, line 3: could not convert string to float"),
         ("stsb", STSB + "5.1", r"train\.tsv, line 3: the score 5\.1 is not from 0 to 5"),
         ("stsb", STSB + "nan", r"train\.tsv, line 3: the score nan is not from 0 to 5"),
@@ -155,12 +125,6 @@ def test_a_label_of_no_class_is_refused_with_its_file_and_number(tmp_path, name,
     write_task(tmp_path / TASKS[name].folder, name, [ORIGINALS[name][1], line])
     with pytest.raises(ValueError, match=message):
         load_task(TASKS[name], tmp_path)
-
-
-def test_files_of_wnli_are_not_read_as_rte_whose_ids_have_the_reverse_order(tmp_path):
-    write_task(tmp_path / "RTE", "wnli")
-    with pytest.raises(ValueError, match=r"line 2: the label '1' is not one of entailment, not_entailment; correct"):
-        load_task(TASKS["rte"], tmp_path)
 
 
 def test_lines_end_at_a_newline_with_or_without_a_carriage_return_and_nowhere_else(tmp_path):
@@ -222,19 +186,12 @@ def test_a_prediction_that_is_not_finite_is_an_error_and_equal_predictions_have_
 
 
 def test_the_averages_of_table_3_are_those_of_its_rows():
-    printed = {
-        "BERT base": 79.6,
-        "RoBERTa base": 86.4,
-        "ModernBERT base": 88.5,
-        "NeoBERT-1024": 88.8,
-        "NeoBERT-4096": 89.0,
-    }
+    printed = {"BERT": 79.6, "RoBERTa": 86.4, "ModernBERT": 88.5, "NeoBERT-1024": 88.8, "NeoBERT-4096": 89.0}
     for model, scores in TABLE_3.items():
-        mean = average(dict(zip(TABLE_3_TASKS, scores)))
-        tolerance = (
-            0.6 if model == "BERT base" else 0.1
-        )  # the paper prints 79.6 for BERT, and its row has the mean 79.05
-        assert abs(mean - printed[model]) <= tolerance
+        name = model.removesuffix(" base")
+        # the paper prints 79.6 for BERT, and its row has the mean 79.05
+        tolerance = 0.6 if name == "BERT" else 0.1
+        assert average(dict(zip(TABLE_3_TASKS, scores))) == pytest.approx(printed[name], abs=tolerance)
     assert set(TABLE_3_TASKS) == set(AVERAGED) == set(PRESETS["NeoBERT-1024"]) == set(PRESETS["NeoBERT-4096"])
     assert average({"rte": 1.0}) is None
 
@@ -243,11 +200,8 @@ def test_the_averages_of_table_3_are_those_of_its_rows():
 
 
 @pytest.fixture
-def model_folder(tokenizer, tmp_path):
-    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
-    NeoBERTForMaskedLM(NeoBERTConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+def model_folder(start, tmp_path):
+    return shutil.copytree(start, tmp_path / "model")
 
 
 @pytest.fixture
@@ -390,15 +344,13 @@ def test_a_task_without_mnli_starts_from_the_given_model_and_says_so(model_folde
     [
         ("--lr_scheduler_type cosine", "lr_scheduler_type is part of the paper's protocol"),
         ("--eval_strategy steps", "eval_strategy is part of the paper's protocol"),
-        ("--save_total_limit 3", "save_total_limit is part of the paper's protocol"),
         ("--seeds 0", "seeds=0 leaves no run"),
         ("--max_seq_length 2", "max_seq_length=2 leaves no token"),
-        ("--tasks wnli sst2 --preset NeoBERT-1024 --learning_rate 1e-3", "--grid or --preset sets"),  # before WNLI runs
-        ("--save_steps 7", "save_steps is part of the paper's protocol"),
         (
-            "--preset NeoBERT-1024 --learning_rate 1e-3",
+            "--tasks wnli sst2 --preset NeoBERT-1024 --learning_rate 1e-3",
             "--grid or --preset sets per_device_train_batch_size, learning_rate",
-        ),
+        ),  # before WNLI runs
+        ("--save_steps 7", "save_steps is part of the paper's protocol"),
     ],
 )
 def test_arguments_that_would_have_no_effect_are_refused(model_folder, data, tmp_path, given, message, capsys):
@@ -408,29 +360,11 @@ def test_arguments_that_would_have_no_effect_are_refused(model_folder, data, tmp
     assert not list(tmp_path.glob("out/[!_]*"))
 
 
-@pytest.mark.slow
-def test_a_killed_suite_loses_at_most_one_run(model_folder, data, tmp_path):
-    """SIGKILL after the first of three runs: its result stays as it is, and the same command makes the other two."""
-    out = tmp_path / "out"
-    arguments = list(map(str, command(model_folder, data, out, "--tasks", "sst2", "--seeds", "3", "--seed", "1")))
-    process = subprocess.Popen([sys.executable, finetune_glue.__file__, *arguments], stdout=subprocess.DEVNULL)
-    while not list(out.glob("*/*/result.json")):  # rglob would fail at a checkpoint that is being removed
-        assert process.poll() is None, "the suite ended before its first result"
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    finished = {file: file.stat().st_mtime_ns for file in out.glob("*/*/result.json")}
-    assert 0 < len(finished) < 3
-    run_main(finetune_glue, *arguments)
-    assert {file: file.stat().st_mtime_ns for file in finished} == finished
-    assert len(json.loads((out / "glue.json").read_text())["tasks"][0]["scores"]) == 3
-
-
 def test_the_schedule_and_the_evaluations_are_those_of_the_paper(model_folder, data, tmp_path, monkeypatch):
     """Warmup over 6 %, then linear decay to a tenth of the peak; an evaluation every min(500, batches // 10) steps."""
     made = []
     monkeypatch.setattr(glue_runs, "Trainer", lambda *a, **k: made.append(Recorded(*a, **k)) or made[-1])
-    more = (
+    more = [
         "--tasks",
         "sst2",
         "--learning_rate",
@@ -439,7 +373,7 @@ def test_the_schedule_and_the_evaluations_are_those_of_the_paper(model_folder, d
         "10",
         "--per_device_train_batch_size",
         "2",
-    )
+    ]
     run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", *more))
     (trainer,) = made
     steps, warmup = 200, 12
@@ -451,16 +385,6 @@ def test_the_schedule_and_the_evaluations_are_those_of_the_paper(model_folder, d
     scores = [entry["eval_score"] for entry in trainer.state.log_history if "eval_score" in entry]
     best = scores.index(max(scores))
     assert len(scores) == best + 1 + 15 + 1  # stops after 15 without improvement, and evaluates the best one again
-
-
-def test_a_given_interval_replaces_that_of_the_paper(model_folder, data, tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(glue_runs, "Trainer", lambda *a, **k: made.append(Recorded(*a, **k)) or made[-1])
-    more = ("--tasks", "sst2", "--max_steps", "14", "--eval_steps", "7")
-    run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", *more))
-    (trainer,) = made
-    evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_score" in entry]
-    assert evaluated[:2] == [7, 14]
 
 
 class Recorded(glue_runs.Trainer):
@@ -504,23 +428,6 @@ def test_a_classifier_of_another_task_keeps_the_layer_before_it(model_folder, da
     )
     assert all((rte[name] == tensor).all() for name, tensor in mnli.items() if not name.startswith("classifier"))
     assert rte["classifier.weight"].shape[0] == 2 and "rte" in FROM_MNLI
-
-
-def test_the_hub_has_the_columns_of_each_task():
-    """The columns that nyu-mll/glue documents; a change there must not pass unseen."""
-    documented = {
-        "cola": ["sentence"],
-        "mnli": ["premise", "hypothesis"],
-        "mrpc": ["sentence1", "sentence2"],
-        "qnli": ["question", "sentence"],
-        "qqp": ["question1", "question2"],
-        "rte": ["sentence1", "sentence2"],
-        "sst2": ["sentence"],
-        "stsb": ["sentence1", "sentence2"],
-        "wnli": ["sentence1", "sentence2"],
-    }
-    assert {name: list(task.texts) for name, task in TASKS.items()} == documented
-    assert glue.HUB_ID == "nyu-mll/glue"
 
 
 @pytest.mark.parametrize("name", ["mnli", "stsb"])

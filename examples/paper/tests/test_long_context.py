@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("matplotlib", reason="the figure needs matplotlib (pip install -e .[train])")
 
 import evaluate_long_context
-from conftest import SENTENCE, run_main
+from conftest import SENTENCE, json_lines, run_main
 from long_context import SCALINGS, rope_parameters
 from pseudo_perplexity import MaskedText, masked_losses, positions_to_mask
 
@@ -16,15 +16,11 @@ from neobert_hf import NeoBERTForMaskedLM
 
 
 @pytest.fixture
-def command(weights, tokenizer, tmp_path):
-    from oracle import write_checkpoint
-
-    folder = write_checkpoint(tmp_path / "model", weights)
-    tokenizer.save_pretrained(folder)
+def command(published, tmp_path):
     rows = [{"text": " ".join([SENTENCE] * 2) if i % 2 else "the quick fox"} for i in range(4)]
-    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = json_lines(tmp_path / "long.jsonl", rows)
     return [
-        *("--files", tmp_path / "long.jsonl", "--model_name_or_path", folder, "--output_dir", tmp_path / "out"),
+        *("--files", texts, "--model_name_or_path", published, "--output_dir", tmp_path / "out"),
         *("--trained_length", "8", "--lengths", "8", "24", "--positions", "5"),
     ]
 

@@ -15,39 +15,30 @@ NAMES_OF = {
         "open_adapter",
         "save_adapter",
     ),
-    "build": ("build",),
     "card": ("write_card",),
     "conversion": ("convert",),
     "doctor": ("examine",),
-    "modules": ("check_modules_of",),
     "record": ("write_record",),
-    "trust": (
+    "saved_model": ("SavedModel",),
+    "tokenizer": (
         "FolderTokenizer",
-        "check_links",
-        "check_own_code",
-        "check_source",
         "load_tokenizer",
+    ),
+    "trust": (
+        "check_links",
+        "check_source",
         "resolve",
     ),
-    "verify": ("verify",),
 }
 __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
 __all__ += ["MINI_MODEL_PATH"]
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from .adapters import lora_config as lora_config, open_adapter as open_adapter, save_adapter as save_adapter
-    from .build import build as build
     from .card import write_card as write_card
     from .conversion import convert as convert
     from .doctor import examine as examine
-    from .modules import check_modules_of as check_modules_of
     from .record import write_record as write_record
-    from .trust import (
-        FolderTokenizer as FolderTokenizer,
-        check_links as check_links,
-        check_own_code as check_own_code,
-        check_source as check_source,
-        load_tokenizer as load_tokenizer,
-        resolve as resolve,
-    )
-    from .verify import verify as verify
+    from .saved_model import SavedModel as SavedModel
+    from .tokenizer import FolderTokenizer as FolderTokenizer, load_tokenizer as load_tokenizer
+    from .trust import check_links as check_links, check_source as check_source, resolve as resolve

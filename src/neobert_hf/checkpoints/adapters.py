@@ -10,14 +10,14 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..data.lengths import as_list
-from ..files.json_files import read_json
-from ..files.output import check_target, keeping, saving, write_json
+from ..files.output import saving, write_json
+from .saved_model import BASE_FILE, SavedModel
 from .trust import check_source
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
-BASE_FILE = "base.json"  # beside the adapter, of which PEFT itself keeps only the name of the base model
+WRITES_CARD = "create_or_update_model_card"  # a method of PEFT, whose card names folders of this machine
 BLOCK_LAYERS = ("qkv", "wo", "w12", "w3")
 # The layers of the head that PEFT trains and saves whole. The checkpoint of a bare encoder lacks them; the decoder it has.
 HEAD_LAYERS = {
@@ -62,14 +62,18 @@ def save_adapter(model: PeftModel, folder: str | Path) -> None:
         OSError: A file cannot be written.
     """
     for name in ("config.json", "model.safetensors", "model.safetensors.index.json", "modules.json"):
-        check_target(Path(folder, name), writer="adapter")
+        if Path(folder, name).exists():
+            raise FileExistsError(f"{folder} holds {name} of a whole model; choose another folder")
     base = model.get_base_model()
     config = base.config
     labels = {"id2label": config.id2label, "problem_type": config.problem_type}
     labels["label_type"] = getattr(config, "label_type", None)
-    # PEFT writes a card that names folders of this machine
-    with saving(Path(folder)), keeping(Path(folder, "README.md")):
-        model.save_pretrained(folder)
+    vars(model)[WRITES_CARD] = lambda folder: None
+    try:
+        with saving(Path(folder)):
+            model.save_pretrained(folder)
+    finally:
+        del vars(model)[WRITES_CARD]
     write_json(Path(folder, BASE_FILE), {**labels, **_sample(base)})
 
 
@@ -87,32 +91,23 @@ def open_adapter(model_class: type[Any], folder: str | Path, base: str | None = 
         OSError: The folder holds no such adapter, or the base model cannot be read.
         ImportError: PEFT is not installed.
     """
-    from peft import PeftConfig, PeftModel
+    from peft import PeftModel
 
-    record = _read_record(folder)
-    trained_on = PeftConfig.from_pretrained(folder).base_model_name_or_path
-    base = base or trained_on
+    saved = SavedModel(folder)
+    names = saved.labels
+    base = base or saved.base
     check_source(base)
-    problem_type, names = labels_of_adapter(folder)
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-    model = model_class.from_pretrained(base, problem_type=problem_type, **labels, **options)
-    set_label_type(model.config, record.get("label_type"))
-    pairs = [(numbers, record[name]) for name, numbers in _sample(model).items()]
-    if not all(None in pair or np.allclose(*pair, rtol=0.01, atol=1e-4) for pair in pairs):  # the rounding of bfloat16
-        fault = f"the adapter {folder} was trained on {trained_on}, and {base} is another model"
-        raise ValueError(f"{fault}; give the former")
+    model = model_class.from_pretrained(base, problem_type=saved.problem_type, **labels, **options)
+    set_label_type(model.config, saved.label_type)
+    for name, numbers in _sample(model).items():
+        of_training = saved.record[name]
+        if None in (numbers, of_training):
+            continue
+        if not np.allclose(numbers, of_training, rtol=0.01, atol=1e-4):  # the rounding of bfloat16
+            fault = f"the adapter {folder} was trained on {saved.base}, and {base} is another model"
+            raise ValueError(f"{fault}; give the former")
     return PeftModel.from_pretrained(model, folder)
-
-
-def labels_of_adapter(folder: str | Path) -> tuple[str, list[str]]:
-    """Return the problem type and the names of the classes of an adapter that `save_adapter` has saved.
-
-    Raises:
-        OSError: The folder holds no such adapter.
-    """
-    record = _read_record(folder)
-    names = [record["id2label"][str(i)] for i in range(len(record["id2label"]))]
-    return record["problem_type"] or ("regression" if len(names) == 1 else "single_label_classification"), names
 
 
 def set_label_type(config: PretrainedConfig, label_type: str | None) -> None:
@@ -120,14 +115,6 @@ def set_label_type(config: PretrainedConfig, label_type: str | None) -> None:
     vars(config).pop("label_type", None)  # of an earlier training
     if label_type:
         config.label_type = label_type
-
-
-def _read_record(folder: str | Path) -> dict:
-    for name in (BASE_FILE, "adapter_config.json"):
-        if not Path(folder, name).is_file():
-            remedy = "give the folder of an adapter that save_adapter has written"
-            raise FileNotFoundError(f"{folder} has no {name}; {remedy}")
-    return read_json(Path(folder, BASE_FILE))
 
 
 def _sample(model: PreTrainedModel) -> dict:

@@ -13,19 +13,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.dynamic_module_utils import custom_object_save
 
-from ..files.output import check_target, new_folder
+from ..files.output import check_folder, new_folder
 from ..model.checkpoint_neobert import set_auto_map
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTModel, NeoBERTPreTrainedModel
 from ..model.weight_files_neobert import canonical_name, check_names
-from .layouts import WEIGHTS, Checkpoint, check_sizes, class_of, read_checkpoint, read_config
-from .trust import check_links, holds_tokenizer, keep_known_settings, load_tokenizer, resolve
+from .network import check_encoder, class_of, lost_layers, unknown_tensors
+from .saved_model import WEIGHTS, SavedModel, kind_of, read_object
+from .tokenizer import keep_known_settings, load_tokenizer
+from .trust import holds_tokenizer, resolve
 
 PICKLES = ("pytorch_model*.bin", "state_dict.pt")  # of a repository on the Hub, beside the data files
-# Where trainings nest the weights; the first is DeepSpeed's.
-NESTED = ("module", "state_dict", "model_state_dict", "model")
-OPTIMIZERS = "*_optim_states.pt"  # of DeepSpeed; with ZeRO, they have the weights in float32
-HEADS = ("decoder.", "dense.", "classifier.", "qa_outputs.")
+NESTED = ("module", "state_dict", "model_state_dict", "model")  # where trainings put the weights
 FROM_WEIGHTS = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")  # keys of config.json
 EMBEDDING = "model.encoder.weight"
 Tensors = dict[str, torch.Tensor]
@@ -40,29 +39,28 @@ def convert(source: str | Path, out: str | Path, base: str | Path | None = None)
         base: Folder or Hub id of the model from which config and tokenizer come, if the source has none.
 
     Returns:
-        The folder, the layout of the source (see `layouts.Checkpoint`), and in `added` what the source lacked.
+        The folder, the layout of the source (see `SavedModel.layout`), and in `added` what the source lacked.
 
     Raises:
         ValueError: The source is no NeoBERT or incomplete; the message names the solution.
         OSError: `out` is not empty, or a file cannot be read or written.
     """
-    folder, out = resolve(source, PICKLES), Path(out)
-    check_links(folder)
+    saved, out = SavedModel(source, more=PICKLES), Path(out)
+    folder = saved.folder
     if (folder / "modules.json").exists():
         raise ValueError(
             f"{folder} holds more than a model, the modules of sentence-transformers; copy config, weights and tokenizer to a "
             "folder of their own, convert that, and copy the result back"
         )
-    check_target(out)
+    check_folder(out)
     if out.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{out} is inside the source, which is never changed; choose another folder")
     base = None if base is None else resolve(base)
-    checkpoint, tokenizer_folder = read_checkpoint(folder), find_tokenizer(folder, base)
-    if base is not None and not checkpoint.config:
-        checkpoint = checkpoint._replace(config={**read_config(base), "architectures": None})
-    weights = read_weights(checkpoint)
-    tensors = as_published(weights)
-    model, added = describe_model(checkpoint, tensors)
+    tokenizer_folder = find_tokenizer(folder, base)
+    if base is not None and not saved.config:
+        saved.config = {**read_object(base / "config.json"), "architectures": None}
+    tensors = as_published(read_weights(saved))
+    model, added = describe_model(saved, tensors)
     tokenizer = load_tokenizer(str(tokenizer_folder), model.config.vocab_size, model.config)
 
     with new_folder(out) as built:
@@ -73,7 +71,7 @@ def convert(source: str | Path, out: str | Path, base: str | Path | None = None)
         custom_object_save(NeoBERTModel, built)
         set_auto_map(model, model.auto_classes)
         model.config.save_pretrained(built)
-    return {"folder": str(out), "from": checkpoint.layout, "added": added}
+    return {"folder": str(out), "from": saved.layout, "added": added}
 
 
 def find_tokenizer(folder: Path, base: Path | None) -> Path:
@@ -84,30 +82,26 @@ def find_tokenizer(folder: Path, base: Path | None) -> Path:
     raise ValueError(f"{folder} holds no tokenizer; copy that of its model there, or name a model that has it as base")
 
 
-def read_weights(checkpoint: Checkpoint) -> Tensors:
+def read_weights(saved: SavedModel) -> Tensors:
     """Return the tensors of a checkpoint by their names in its files.
 
     Raises:
-        OSError: A pickle cannot be read with `weights_only=True`, two hold the same tensor, or they hold a part of the weights.
+        OSError: There are none, a pickle cannot be read with `weights_only=True`, or two hold the same tensor.
     """
-    files, weights, storages = checkpoint.files, {}, set()
-    if checkpoint.tensors:
-        return {name: tensor for file in files for name, tensor in load_file(file).items()}
-    for file in files:
-        content = read_pickle(file)
-        if checkpoint.layout == "pickle" and (twice := weights.keys() & content.keys()):
+    if not saved.files:
+        saved.check()  # which says what is there
+        raise OSError(f"{saved.source} holds no weights; give a folder that holds them")
+    weights: Tensors = {}
+    storages = set()
+    for file in saved.files:
+        content = load_file(file) if saved.tensors else read_pickle(file)
+        twice = weights.keys() & content.keys()
+        if twice:
             raise OSError(f"{file} and another file hold {min(twice)}; move one of them away")
         for name, tensor in content.items():
             storage = tensor.untyped_storage().data_ptr()
             weights[name] = tensor.clone() if storage in storages else tensor  # safetensors shares no memory
             storages.add(storage)
-    is_partial = len(files) > 1 or any(0 in tensor.shape for tensor in weights.values())
-    is_rounded = any(tensor.dtype != torch.float32 for tensor in weights.values())
-    if checkpoint.layout == "deepspeed" and (is_partial or (is_rounded and any(files[0].parent.glob(OPTIMIZERS)))):
-        raise OSError(
-            f"{files[0].parent} holds a part of the weights, or rounded ones, as ZeRO keeps them; merge its files by the script "
-            "that DeepSpeed writes above this folder: python zero_to_fp32.py . MERGED --safe_serialization; then convert MERGED"
-        )
     return weights
 
 
@@ -154,7 +148,7 @@ def as_published(tensors: Tensors) -> Tensors:
     return found
 
 
-def describe_model(checkpoint: Checkpoint, tensors: Tensors) -> tuple[NeoBERTPreTrainedModel, list[str]]:
+def describe_model(saved: SavedModel, tensors: Tensors) -> tuple[NeoBERTPreTrainedModel, list[str]]:
     """Complete the decoder in `tensors` and compare them with the config.
 
     Returns:
@@ -163,43 +157,40 @@ def describe_model(checkpoint: Checkpoint, tensors: Tensors) -> tuple[NeoBERTPre
     Raises:
         ValueError: The config is of another model, or a tensor is missing, unknown or of another shape.
     """
-    folder, is_tied = checkpoint.folder, checkpoint.config.get("tie_word_embeddings")
+    folder = saved.folder
+    is_tied = saved.config.get("tie_word_embeddings")
     if is_tied is None and "decoder.weight" not in tensors:
         # The code of the fork ties by default, and transformers 4 does not write this default.
-        is_tied = any(".ffn.w1." in name for name in checkpoint.tensors)
-    if not checkpoint.config:
+        is_tied = any(".ffn.w1." in name for name in saved.tensors)
+    if not saved.config:
         raise ValueError(
             f"{folder} holds no config.json; copy that of its model there, or name a model that has it as base"
         )
-    config = NeoBERTConfig.from_dict({k: value for k, value in checkpoint.config.items() if k not in FROM_WEIGHTS})
+    config = NeoBERTConfig.from_dict({k: value for k, value in saved.config.items() if k not in FROM_WEIGHTS})
     keep_known_settings(config, folder)
-    check_sizes(config, tensors, folder)
+    check_encoder(config, tensors, folder)
     model_class = find_class(config, tensors)
     added = complete_decoder(tensors, is_tied) if model_class is AUTO_CLASSES["AutoModelForMaskedLM"] else []
     with torch.device("meta"):
         model = model_class(config)
-    prefix = "model." if model_class is NeoBERTModel else ""
-    try:
-        weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-        lost, others = model.load_state_dict(weights, strict=False, assign=True)
-    except RuntimeError as error:  # a shape differs
-        reason = str(error).splitlines()[1].strip()
-        raise ValueError(f"{folder} does not have the shapes of its config.json ({reason}); correct it") from error
-    unknown = [name for name in others if not name.startswith(HEADS)]
-    for names, fault in ((lost, "lacks"), (unknown, "holds unknown")):
+    kind = kind_of(model_class.__name__)
+    for find, fault in ((lost_layers, "lacks"), (unknown_tensors, "holds unknown tensors:")):
+        names = find(config, tensors, kind)
         if names:
             raise ValueError(
-                f"{folder} {fault} {len(names)} tensors of a {model_class.__name__} (first: {names[0]}); it is incomplete, or "
-                "another model, or its config.json is another model's"
+                f"{folder} {fault} {names[0]} of a {model_class.__name__}; it is incomplete, or its config.json is "
+                "that of another model"
             )
-    config.dtype, config.architectures = tensors[EMBEDDING].dtype, [model_class.__name__]
+    config.dtype = tensors[EMBEDDING].dtype
+    config.architectures = [model_class.__name__]
     return model, added
 
 
 def find_class(config: NeoBERTConfig, tensors: Tensors) -> type[NeoBERTPreTrainedModel]:
     """Return the class that the config names, otherwise that of the head in the weights."""
     if config.architectures:
-        if (model_class := class_of(config.architectures)) is None:
+        model_class = class_of(str(config.architectures[0]))
+        if model_class is None:
             raise ValueError(f"architectures={config.architectures} is no class of NeoBERT; correct config.json")
         return model_class
     if "classifier.weight" in tensors:

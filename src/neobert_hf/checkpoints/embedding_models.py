@@ -9,26 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..data.lengths import Truncation, beginning, fact_of_truncated
-from ..data.wordpiece import plain_tokenizer, tokenizer_hash
-from ..files.json_files import read_json
+from ..data.lengths import Truncation, beginning, fact_of_truncated, tokens_lost
+from ..data.wordpiece import tokenizer_hash
 from ..files.terminal import printable
 from ..model.configuration_neobert import NeoBERTConfig
-from .modules import check_modules_of, read_kind, read_modules
-from .trust import check_source, check_vocabulary, keep_known_settings
+from .saved_model import SavedModel
+from .tokenizer import keep_known_settings
+from .trust import check_vocabulary
 
 logger = logging.get_logger(__name__)
 
-HEAD = "classes"  # in modules.json, the name of the last module of a classifier
 MOST_COUNTED = 5000  # inputs; tokenizing all texts of a large set takes minutes
 
 if TYPE_CHECKING:
@@ -68,18 +66,20 @@ def sentence_transformer(
 
     from .common_form import SentenceTransformer
 
-    transformer = _transformer(model_name_or_path, "feature-extraction", max_seq_length, model_kwargs)
-    _warn_of_other_modules(Path(model_name_or_path))
+    saved = SavedModel(model_name_or_path)
+    transformer = _transformer(saved, "feature-extraction", max_seq_length, model_kwargs)
+    _warn_of_other_modules(saved)
     modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling, include_prompt)]
     return SentenceTransformer(modules=[*modules, Normalize()] if normalize else modules, prompts=prompts)
 
 
-def _warn_of_other_modules(folder: Path) -> None:
+def _warn_of_other_modules(saved: SavedModel) -> None:
     """Warn of modules of a saved embedding model that `sentence_transformer` does not make."""
-    kinds = [kind.rpartition(".")[2] for _, kind in read_modules(folder)]
-    if left_out := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
+    kinds = [kind.rpartition(".")[2] for _, kind in saved.modules]
+    left_out = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+    if left_out:
         names = printable(", ".join(left_out))
-        fact = f"{folder} is an embedding model with {names}, which sentence_transformer leaves out"
+        fact = f"{saved.source} is an embedding model with {names}, which sentence_transformer leaves out"
         logger.warning(f"{fact}; SentenceTransformer opens all of its modules")
 
 
@@ -102,7 +102,8 @@ def sparse_encoder(
     from sentence_transformers import SparseEncoder
     from sentence_transformers.sparse_encoder.modules import SpladePooling
 
-    transformer = _transformer(model_name_or_path, "fill-mask", max_seq_length, model_kwargs)
+    saved = SavedModel(model_name_or_path)
+    transformer = _transformer(saved, "fill-mask", max_seq_length, model_kwargs)
     return SparseEncoder(modules=[transformer, SpladePooling("max")])
 
 
@@ -123,20 +124,27 @@ def multi_vector_encoder(model: str | SentenceTransformer) -> MultiVectorEncoder
     from sentence_transformers.base.modules import Normalize
     from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
-    transformer = _transformer(model, "feature-extraction", None, None) if isinstance(model, str) else model[0]
+    if isinstance(model, str):
+        transformer = _transformer(SavedModel(model), "feature-extraction")
+        prompts = None
+    else:
+        transformer = model[0]
+        prompts = model.prompts
     modules = [transformer, MultiVectorMask(), Normalize(module_input_name="token_embeddings")]
-    prompts = None if isinstance(model, str) else model.prompts
     return MultiVectorEncoder(modules=modules, prompts=prompts, similarity_fn_name="meanmaxsim")
 
 
-def _transformer(path: str, task: str, max_seq_length: int | None, model_kwargs: dict | None) -> Transformer:
+def _transformer(
+    saved: SavedModel, task: str, max_seq_length: int | None = None, model_kwargs: dict | None = None
+) -> Transformer:
     from sentence_transformers.base.modules import Transformer
 
-    check_source(path)
-    transformer = Transformer(path, transformer_task=task, max_seq_length=max_seq_length, model_kwargs=model_kwargs)
-    if (kind := transformer.config.model_type) != NeoBERTConfig.model_type:
-        raise ValueError(f"{path} has the model type {kind}, not neobert; choose a NeoBERT checkpoint")
-    adopt(transformer, path)
+    saved.check_neobert()
+    if task == "fill-mask":
+        saved.check_head("masked words")
+    options = {"max_seq_length": max_seq_length, "model_kwargs": model_kwargs}
+    transformer = Transformer(saved.source, transformer_task=task, **options)
+    adopt(transformer, saved.source)
     return transformer
 
 
@@ -148,7 +156,8 @@ def adopt(module: torch.nn.Module, source: str | Path) -> None:
     """
     config, tokenizer = getattr(module, "config", None), getattr(module, "tokenizer", None)
     if isinstance(tokenizer, PreTrainedTokenizerBase):
-        check_vocabulary(tokenizer, source, getattr(config, "vocab_size", None))
+        words = tokenizer.get_vocab()
+        check_vocabulary(words, len(tokenizer.all_special_ids), source, getattr(config, "vocab_size", None))
     if isinstance(config, NeoBERTConfig):
         keep_known_settings(config, source)
         module.processor = keep_known_settings(tokenizer, source)  # one of images would save its own settings
@@ -163,15 +172,14 @@ def open_embedding_model(name: str, revision: str | None = None, **options) -> S
         options: Other arguments of `SentenceTransformer`.
 
     Raises:
-        ValueError: As of `check_source`, `check_modules` and `adopt`; or the folder holds a SPLADE model, a multi-vector model or
-            a cross-encoder of sentence-transformers.
+        ValueError: As of `SavedModel.check` and `adopt`; or the folder holds a SPLADE model, a multi-vector model or a
+            cross-encoder of sentence-transformers.
         OSError: The folder or the Hub holds no such model.
     """
     from .common_form import SentenceTransformer
 
-    kind = check_modules_of(name, revision)
+    kind = SavedModel(name, revision).check().library
     if kind not in (None, "SentenceTransformer"):
-        kind = printable(str(kind))
         fault = f"{name} holds a {kind}, which gives no single vector for each text"
         raise ValueError(f"{fault}; open it by sentence_transformers.{kind}, or choose one of SentenceTransformer")
     model = SentenceTransformer(name, revision=revision, **options)
@@ -196,23 +204,6 @@ def what_is_read(model: SentenceTransformer | CrossEncoder, text: str) -> str:
     return text if longest is None else beginning(text, model.tokenizer, longest)
 
 
-def tokens_lost(tokenizer: PreTrainedTokenizerBase, longest: int, inputs: Sequence[str | tuple[str, str]]) -> list[int]:
-    """Return by how many tokens inputs are longer than a model reads, in any order; of a very long text, at least.
-
-    Args:
-        tokenizer: The tokenizer.
-        longest: Length in tokens at which it truncates.
-        inputs: Texts, prompts included, or pairs of texts.
-    """
-    rows = [(text,) if isinstance(text, str) else text for text in inputs]
-    # a token has at least a byte, and a pair has up to four special ones
-    if not (candidates := [row for row in rows if len("".join(row).encode()) > longest - 4]):
-        return [0] * len(rows)
-    whole = plain_tokenizer(tokenizer) if tokenizer.is_fast else tokenizer
-    lengths = [len(whole.encode(*(beginning(text, tokenizer, longest) for text in row))) for row in candidates]
-    return [max(length - longest, 0) for length in lengths] + [0] * (len(rows) - len(lengths))
-
-
 def warn_of_truncated(
     model: SentenceTransformer | CrossEncoder, what: str, inputs: Sequence, truncation: Truncation = "warn"
 ) -> None:
@@ -224,57 +215,15 @@ def warn_of_truncated(
         inputs: Texts, prompts included, or pairs of texts for a cross-encoder.
         truncation: "warn"; "error", a ValueError in place of the line; or "off".
     """
-    some = sorted(inputs, key=lambda text: len(text) if isinstance(text, str) else sum(map(len, text)))[-MOST_COUNTED:]
-    least, longest = "at least " * (len(some) < len(inputs)), longest_input(model) or sys.maxsize
-    lost = tokens_lost(model.tokenizer, longest, some) + [0] * (len(inputs) - len(some))
-    if fact := fact_of_truncated(lost, longest, truncation):
+    longest = longest_input(model)
+    if longest is None:
+        return
+    counted = sorted(inputs, key=lambda texts: len("".join(texts)))[-MOST_COUNTED:]
+    lost = tokens_lost(model.tokenizer, longest, counted)
+    fact = fact_of_truncated(lost, len(inputs), longest, truncation)
+    if fact:
+        least = "at least " if len(counted) < len(inputs) else ""
         logger.warning(f"{printable(what)}: {least}{fact}; give shorter ones or max_seq_length")
-
-
-def role_of(folder: Path, config: PretrainedConfig) -> Literal["embedding", "classes", "score"] | None:
-    """Return what the model of a folder gives for a text; None for a model of transformers alone.
-
-    Args:
-        folder: The folder.
-        config: Config of its encoder, which gets the number of scores if a cross-encoder ends with a layer of its own.
-
-    Raises:
-        ValueError: A JSON file of the folder is damaged.
-    """
-    kind, modules = read_kind(folder), read_modules(folder)
-    file = folder / (modules[-1][0] if modules else "") / "config.json"
-    settings = read_json(file) if file.is_file() else {}
-    if kind == "CrossEncoder":
-        config.num_labels = settings.get("out_features", config.num_labels)
-        return "score" if config.num_labels == 1 else "classes"
-    if not modules:
-        return "embedding" if kind else None
-    names = [(each.get("name", ""), each["type"].rpartition(".")[2]) for each in read_json(folder / "modules.json")]
-    return "classes" if _is_head(names, settings, config) else "embedding"
-
-
-def has_head(model: SentenceTransformer) -> bool:
-    """Whether a model ends with a layer of classes, which are those of its config: `encode` returns their logits."""
-    modules = [(name, type(module).__name__) for name, module in model.named_children()]
-    return _is_head(modules, getattr(model[-1], "get_config_dict", dict)(), getattr(model[0], "config", None))
-
-
-def _is_head(modules: Sequence[tuple[str, str]], settings: Mapping, config: PretrainedConfig | None) -> bool:
-    """Whether the last module of a model is a layer of classes. Its name says it, which every save keeps.
-
-    Earlier versions of this library gave it a number. Then it is a Dense without activation behind a Normalize, with an output
-    for each class, and the classes have names of their own. An embedding model with such a Dense has the names LABEL_0, LABEL_1.
-
-    Args:
-        modules: Name and class of each module.
-        settings: Settings of the last module.
-        config: Config of the model.
-    """
-    (_, before), (name, kind) = [("", ""), *modules][-2:]
-    labels = list(config.id2label.values()) if config else []
-    is_plain = before == "Normalize" and settings.get("activation_function", "").endswith(".Identity")
-    is_older = name.isdecimal() and is_plain and labels != [f"LABEL_{i}" for i in range(len(labels))]
-    return kind == "Dense" and settings["out_features"] == len(labels) and (name == HEAD or is_older)
 
 
 def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:

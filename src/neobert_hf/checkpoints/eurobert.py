@@ -20,10 +20,9 @@ import yaml
 from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 
-from ..files.output import replacing
 from .card import CARD, write_card
-from .layouts import BLOCK, FLOATS, WEIGHTS, read_config, read_header
-from .record import CARD_WRITER
+from .network import BLOCK, FLOATS
+from .saved_model import WEIGHTS, SavedModel
 
 if TYPE_CHECKING:  # transformers before 5.3 has no EuroBERT
     from transformers import EuroBertConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -98,7 +97,7 @@ def twin_config(model: NeoBERTPreTrainedModel, task: str, tokenizer: PreTrainedT
     )
 
 
-def save_twin(model: NeoBERTPreTrainedModel, config: EuroBertConfig, origin: Path, folder: Path) -> torch.dtype:
+def save_twin(model: NeoBERTPreTrainedModel, config: EuroBertConfig, saved: SavedModel, folder: Path) -> torch.dtype:
     """Write the weights and the config of the twin of a model, and return the dtype of the weights.
 
     It is that of the tensors in the files of the model: float32 for several, for float64 and for pickles. The config has the
@@ -107,15 +106,15 @@ def save_twin(model: NeoBERTPreTrainedModel, config: EuroBertConfig, origin: Pat
     Args:
         model: The model.
         config: The config of its twin, whose dtype is set.
-        origin: Folder of the model.
+        saved: What the folder of the model holds.
         folder: Folder to fill.
     """
-    place = origin if (origin / "config.json").is_file() else origin / "0_Transformer"
-    headers = [read_header(file).values() for file in sorted(place.glob("*.safetensors"))]
-    kinds = {tensor.dtype for header in headers for tensor in header}
-    dtype, stored = FLOATS[kinds.pop()] if kinds in ({"BF16"}, {"F16"}) else torch.float32, read_config(place)
-    names = {str(each).removeprefix("torch."): each for each in FLOATS.values()}
-    config.dtype = names.get(str(stored.get("dtype") or stored.get("torch_dtype")), dtype)
+    kinds = {tensor.dtype for tensor in saved.tensors.values()}
+    dtype = torch.float32
+    if kinds in ({"BF16"}, {"F16"}):
+        dtype = getattr(torch, FLOATS[kinds.pop()])
+    asked = str(saved.config.get("dtype") or saved.config.get("torch_dtype"))
+    config.dtype = getattr(torch, asked) if asked in FLOATS.values() else dtype
     prefix = "model." if config.architectures == ["EuroBertModel"] else ""
     published = {f"{prefix}{name}": tensor.to(dtype) for name, tensor in model.state_dict().items()}
     tensors = as_eurobert(published, config.num_attention_heads)
@@ -130,29 +129,31 @@ def open_twin(config: EuroBertConfig, folder: Path, **options) -> PreTrainedMode
     return getattr(transformers, config.architectures[0]).from_pretrained(folder, **options)
 
 
-def write_card_of_twin(source: str, origin: Path, folder: Path) -> None:
+def write_card_of_twin(saved: SavedModel, folder: Path) -> None:
     """Write the card of the twin, with licence and language of the model, and its id on the Hub as the base model.
 
     Args:
-        source: Folder or Hub id of the model.
-        origin: Its folder.
+        saved: What the folder of the model holds.
         folder: Folder of the twin.
     """
-    is_local = Path(source).is_dir()
+    is_local = Path(saved.source).is_dir()
+    place = saved.folder / CARD if is_local else saved.source
     try:
-        known = ModelCard.load(origin / CARD if is_local else source, ignore_metadata_errors=True).data.to_dict()
+        known = ModelCard.load(place, ignore_metadata_errors=True).data.to_dict()
     except (OSError, ValueError, TypeError, yaml.YAMLError):  # none, or damaged: the new card says what is not known
         known = {}
-    with replacing(folder / CARD, writer=CARD_WRITER):  # whose later call may replace it
-        write_card(folder, folder.name, known.get("license"), known.get("language"), record_folder=origin)
-        card = ModelCard.load(folder / CARD)
-        card.data.tags = ["neobert", *card.data.tags]
-        if not is_local:
-            card.data.base_model, card.data.base_model_relation = source, "finetune"
-        what = "A NeoBERT ([arXiv 2502.19587](https://arxiv.org/abs/2502.19587)) in the layout of EuroBERT: the same numbers, "
-        what += "read by transformers 5.3 and later without remote code."
-        card.text = card.text.replace("## How to use", f"{what}\n\n## How to use", 1)
-        card.save(folder / CARD)
+    write_card(folder, folder.name, known.get("license"), known.get("language"), record_folder=saved.folder)
+    card = ModelCard.load(folder / CARD)
+    card.data.tags = ["neobert", *card.data.tags]
+    if not is_local:
+        card.data.base_model = saved.source
+        card.data.base_model_relation = "finetune"
+    what = (
+        "A NeoBERT ([arXiv 2502.19587](https://arxiv.org/abs/2502.19587)) in the layout of EuroBERT: the same numbers, "
+    )
+    what += "read by transformers 5.3 and later without remote code."
+    card.text = card.text.replace("## How to use", f"{what}\n\n## How to use", 1)
+    card.save(folder / CARD)
 
 
 def as_eurobert(tensors: Tensors, num_heads: int) -> Tensors:

@@ -9,15 +9,18 @@ NAMES_OF = {
     "lengths": (
         "check_leaves_tokens",
         "check_max_length",
+        "fact_of_truncated",
+        "plain_tokenizer",
+        "tokens_lost",
     ),
     "rows": (
+        "Row",
         "read_lines",
         "read_rows",
         "read_text_column",
         "read_texts",
     ),
     "wordpiece": (
-        "plain_tokenizer",
         "tokenizer_hash",
         "train_wordpiece",
         "write_wordpiece",
@@ -26,15 +29,21 @@ NAMES_OF = {
 __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
-    from .lengths import check_leaves_tokens as check_leaves_tokens, check_max_length as check_max_length
+    from .lengths import (
+        check_leaves_tokens as check_leaves_tokens,
+        check_max_length as check_max_length,
+        fact_of_truncated as fact_of_truncated,
+        plain_tokenizer as plain_tokenizer,
+        tokens_lost as tokens_lost,
+    )
     from .rows import (
+        Row as Row,
         read_lines as read_lines,
         read_rows as read_rows,
         read_text_column as read_text_column,
         read_texts as read_texts,
     )
     from .wordpiece import (
-        plain_tokenizer as plain_tokenizer,
         tokenizer_hash as tokenizer_hash,
         train_wordpiece as train_wordpiece,
         write_wordpiece as write_wordpiece,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+DEFAULT_LENGTH = 512  # tokens; of a training that names none
 Truncation = Literal["warn", "error", "off"]  # what becomes of texts that are longer than the model reads
 BLANKS = " \t\n\r"  # white space of every tokenizer; that of BERT removes other control characters
 USUAL_CHARACTERS = 32  # more than a token has in nearly all texts
@@ -16,7 +19,18 @@ USUAL_CHARACTERS = 32  # more than a token has in nearly all texts
 
 def as_list(values: str | os.PathLike | Iterable[str | os.PathLike] | None) -> list[str]:
     """Return names or paths as a list of strings; a single one is a list of one, None an empty list."""
-    return [str(value) for value in ([values] if isinstance(values, str | os.PathLike) else values or ())]
+    if isinstance(values, str | os.PathLike):
+        return [str(values)]
+    return [str(value) for value in values or ()]
+
+
+def plain_tokenizer(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> Tokenizer:
+    """Return a copy of the inner `tokenizers` tokenizer without truncation and padding."""
+    inner: Tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    plain = Tokenizer.from_str(inner.to_str())
+    plain.no_truncation()
+    plain.no_padding()
+    return plain
 
 
 def beginning(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None = None) -> str:
@@ -32,35 +46,76 @@ def beginning(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | N
         tokenizer: The tokenizer that truncates it afterwards.
         max_tokens: Length in tokens at which it is truncated; by default that of the tokenizer.
     """
-    max_tokens = tokenizer.model_max_length if max_tokens is None else max_tokens
+    if max_tokens is None:
+        max_tokens = tokenizer.model_max_length
     length = USUAL_CHARACTERS * max_tokens
     while 4 * length < len(text) and tokenizer.truncation_side == "right":  # the look costs a quarter at most
         end = max(text.rfind(space, 0, length) for space in BLANKS)
-        part = text[: end if end > length // 2 else length].rstrip(BLANKS)  # Chinese and base64 have no spaces
-        if len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]) > 2 * max_tokens:
+        if end <= length // 2:  # Chinese and base64 have no spaces
+            end = length
+        part = text[:end].rstrip(BLANKS)
+        ids = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) > 2 * max_tokens:
             return part
         length *= 2  # of blanks, of words that are one token, or without white space
     return text
 
 
-def fact_of_truncated(lost: Sequence[int], longest: int, truncation: Truncation, is_exact: bool = False) -> str:
+def tokens_lost(
+    tokenizer: PreTrainedTokenizerBase | Tokenizer, longest: int, inputs: Sequence[str | Sequence[str]]
+) -> list[int]:
+    """Return by how many tokens each input is longer than a model reads.
+
+    Of a text that is far longer, a tokenizer of transformers counts the part that `beginning` returns.
+
+    Args:
+        tokenizer: The tokenizer, of transformers or of `tokenizers`.
+        longest: Length in tokens at which inputs are truncated.
+        inputs: Texts, prompts included, or pairs of texts.
+    """
+    plain: Any = None
+    lost = []
+    for each in inputs:
+        texts = [each] if isinstance(each, str) else list(each)
+        length = 0
+        # a token has at least a byte, and a pair has up to four special ones
+        if len("".join(texts).encode()) > longest - 4:
+            plain = plain or _untruncating(tokenizer)
+            if not isinstance(tokenizer, Tokenizer):
+                texts = [beginning(text, tokenizer, longest) for text in texts]
+            length = len(plain.encode(*texts))
+        lost.append(max(length - longest, 0))
+    return lost
+
+
+def _untruncating(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> Any:
+    """Return a tokenizer that truncates nothing; a slow one of transformers truncates only where it is asked to."""
+    if isinstance(tokenizer, Tokenizer) or tokenizer.is_fast:
+        return plain_tokenizer(tokenizer)
+    return tokenizer
+
+
+def fact_of_truncated(lost: Sequence[int], num_texts: int, longest: int, truncation: Truncation) -> str:
     """Return a sentence that counts the texts that are truncated and their tokens; empty if there is nothing to warn of.
 
     Args:
-        lost: For each text, the number of its tokens that are not read.
+        lost: Numbers of `tokens_lost`; those of texts that lose none may be left out.
+        num_texts: Number of all texts.
         longest: Length in tokens at which texts are truncated.
         truncation: "warn" returns the sentence, "error" refuses such texts, and "off" allows them.
-        is_exact: Whether all tokens of a text were counted; otherwise only a part of one that is far longer (`beginning`).
 
     Raises:
         ValueError: A text is truncated, and `truncation` is "error"; or it is none of these words.
     """
     if truncation not in get_args(Truncation):
         raise ValueError(f"truncation={truncation!r} is none of {', '.join(get_args(Truncation))}; choose one of them")
-    counts = f"{sum(map(bool, lost)):,} of {len(lost):,} texts are truncated to {longest:,} tokens, and "
-    counts += "at least " * (not is_exact and max(lost, default=0) > longest)
-    fact = f"{counts}{sum(lost):,} tokens are lost" if any(lost) and truncation != "off" else ""
-    if fact and truncation == "error":
+    num_cut = sum(map(bool, lost))
+    if not num_cut or truncation == "off":
+        return ""
+    # `beginning` counts a part of a text that is far longer
+    least = "at least " * (max(lost) > longest)
+    fact = f"{num_cut:,} of {num_texts:,} texts are truncated to {longest:,} tokens, and {least}{sum(lost):,} tokens are lost"
+    if truncation == "error":
         raise ValueError(f"{fact}; split long texts, or choose warn as truncation")
     return fact
 
@@ -82,8 +137,9 @@ def longest_text(model: PreTrainedModel) -> int | None:
 
     for name, module in model.named_modules():
         if name.endswith(("position_embeddings", "embed_positions")) and isinstance(module, nn.Embedding):
-            first = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there
-            return module.num_embeddings - first
+            if module.padding_idx is not None:  # RoBERTa counts from there
+                return module.num_embeddings - module.padding_idx - 1
+            return module.num_embeddings
     return None
 
 

@@ -11,6 +11,7 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ..files.output import new_folder
+from .lengths import plain_tokenizer
 
 SPECIAL_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 MAX_TOKENS = 1_000_000  # the trainer allocates memory for the whole vocabulary at the start
@@ -99,7 +100,7 @@ def write_wordpiece(
     Raises:
         OSError: The folder is not empty, or a file cannot be written.
     """
-    with new_folder(Path(folder), hint="no tokenizer was written") as built:
+    with new_folder(Path(folder)) as built:
         tokenizer = train_wordpiece(texts, vocab_size, model_max_length)
         tokenizer.save_pretrained(built)
     return tokenizer
@@ -141,11 +142,3 @@ def _train(texts, vocab_size, first_tokens, alphabet, show_progress=False) -> di
 def tokenizer_hash(tokenizer: transformers.PreTrainedTokenizerFast | Tokenizer) -> str:
     """Return the SHA-256 of everything that decides the token ids; truncation and padding settings do not count."""
     return hashlib.sha256(plain_tokenizer(tokenizer).to_str().encode()).hexdigest()
-
-
-def plain_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast | Tokenizer) -> Tokenizer:
-    """Return a copy of the inner `tokenizers` tokenizer without truncation and padding."""
-    plain = Tokenizer.from_str(getattr(tokenizer, "backend_tokenizer", tokenizer).to_str())
-    plain.no_truncation()
-    plain.no_padding()
-    return plain

@@ -13,7 +13,7 @@ NAMES_OF = {
     ),
     ".checkpoints.embedding_models": (
         *("adopt", "fingerprint", "hash_of_weights", "multi_vector_encoder", "open_embedding_model"),
-        *("prompt_of", "role_of", "sentence_transformer", "sparse_encoder", "warn_of_truncated"),
+        *("prompt_of", "sentence_transformer", "sparse_encoder", "warn_of_truncated"),
     ),
     "pairs": ("hold_out", "read_pairs", "read_sets_of_pairs"),
     "reranking": (
@@ -45,7 +45,6 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         multi_vector_encoder as multi_vector_encoder,
         open_embedding_model as open_embedding_model,
         prompt_of as prompt_of,
-        role_of as role_of,
         sentence_transformer as sentence_transformer,
         sparse_encoder as sparse_encoder,
         warn_of_truncated as warn_of_truncated,

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ logger = logging.get_logger(__name__)
 
 DAYS = 30  # what nothing has used for this time is removed
 BLOCK = 512  # texts that are embedded at once: seconds of work
+Passages = list[tuple[int, str]]  # lines and texts
 SAVE_SECONDS = 60  # a killed process loses the work of this time
 
 
@@ -34,9 +34,12 @@ class Kept:
     """
 
     def __init__(self, file: Path, identity: str) -> None:
-        self.file, self.identity = file, identity
-        self.documents, self.by_text = {}, {}  # key: (day of last use, [(line, text), ...]); text: vector
-        self.today, self.saved = int(time.time() // 86400), time.monotonic()
+        self.file = file
+        self.identity = identity
+        self.documents = {}  # key: (day of last use, [(line, text), ...])
+        self.by_text = {}  # its vector
+        self.today = int(time.time() // 86400)
+        self.saved = time.monotonic()
         self.is_new = False
         if os.path.lexists(file):
             try:
@@ -53,13 +56,14 @@ class Kept:
         head, _, content = body.partition(b"\n")
         stored = json.loads(head)
         self.documents = stored["documents"]
-        texts, vectors = _texts(self.documents), np.frombuffer(content, "<f4").reshape(stored["shape"])
+        texts = _texts(self.documents)
+        vectors = np.frombuffer(content, "<f4").reshape(stored["shape"])
         self.by_text = {texts[number]: vector for number, vector in zip(stored["embedded"], vectors)}
 
     def _digest(self, body: bytes) -> bytes:
         return hashlib.sha256(self.identity.encode() + body).hexdigest().encode()
 
-    def passages(self, key: str, read: Callable[[], Iterable[tuple[int, str]]]) -> list[tuple[int, str]]:
+    def passages(self, key: str, read: Callable[[], Iterable]) -> Passages:
         """Return line and text of a document's passages, as kept under the key of its content, or else from `read`."""
         day, passages = self.documents.get(key) or (0, list(read()))
         if day != self.today:
@@ -97,15 +101,13 @@ class Kept:
             if is_required:
                 raise
             logger.warning_once(printable(f"{error}; the next call embeds again"))
-        self.is_new, self.saved = False, time.monotonic()
-
-
-def is_kept(file: Path) -> bool:
-    """Return whether a file begins as those of `Kept` do, even if the rest is damaged."""
-    with file.open("rb") as handle:
-        return re.fullmatch(b"[0-9a-f]{64}\n", handle.read(65)) is not None
+        self.is_new = False
+        self.saved = time.monotonic()
 
 
 def _texts(documents: dict) -> list[str]:
     """The texts of all passages without repetition, in the order of the vectors."""
-    return list(dict.fromkeys(text for _, passages in documents.values() for _, text in passages))
+    texts = {}
+    for _, passages in documents.values():
+        texts |= dict.fromkeys(text for _, text in passages)
+    return list(texts)

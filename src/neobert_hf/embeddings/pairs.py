@@ -28,17 +28,19 @@ def read_pairs(file: str | Path) -> Dataset:
         OSError: The file cannot be read.
     """
     rows: list[dict] = []
-    for place, row in read_rows(file):
-        if not isinstance(row, dict) or len(row) < 2 or (rows and list(row) != list(rows[0])):
-            raise ValueError(f"{place}: {row!r} is not a row of at least two columns, the same in all lines")
-        for name, text in row.items():
-            if not checked_text(text, f"{place}: {name}", is_strict=True).strip():
-                raise ValueError(f"{place}: {name} is empty, which is neither positive nor negative; remove the line")
-        rows.append(row)
+    for row in read_rows(file):
+        values = row.values
+        if not isinstance(values, dict) or len(values) < 2 or (rows and list(values) != list(rows[0])):
+            raise ValueError(f"{row.place}: {values!r} is not a row of at least two columns, the same in all lines")
+        for name, text in values.items():
+            place = f"{row.place}: {name}"
+            if not checked_text(text, place, is_strict=True).strip():
+                raise ValueError(f"{place} is empty, which is neither positive nor negative; remove the line")
+        rows.append(values)
     if not rows:
         raise ValueError(f"{file} is empty; give at least one row")
     names = ["anchor", "positive", *(f"negative_{i}" for i in range(1, len(rows[0]) - 1))]
-    return Dataset.from_list([dict(zip(names, row.values())) for row in rows])
+    return Dataset.from_list([dict(zip(names, values.values())) for values in rows])
 
 
 def texts_of(rows: Dataset, query_prompt: str = "", document_prompt: str = "") -> list[str]:
@@ -56,7 +58,8 @@ def read_sets_of_pairs(files: Iterable[str | Path]) -> DatasetDict:
     """
     sets = DatasetDict()
     for file in as_list(files):
-        if (name := Path(file).stem) in sets:
+        name = Path(file).stem
+        if name in sets:
             raise ValueError(f"two files have the name {name}, which identifies the set; rename one of them")
         sets[name] = read_pairs(file)
     return sets
@@ -86,9 +89,12 @@ def hold_out(sets: Sets, share: float, seed: int) -> tuple[DatasetDict, DatasetD
     Returns:
         The sets to train on, and the held-out rows of those sets that have some.
     """
-    training, held_out = as_sets(sets, "train"), DatasetDict()
+    training = as_sets(sets, "train")
+    held_out = DatasetDict()
     for name, rows in list(training.items()):
-        if (number := min(int(share * len(rows)), MOST_HELD_OUT)) > 1:
+        number = min(int(share * len(rows)), MOST_HELD_OUT)
+        if number > 1:
             parts = rows.train_test_split(number, seed=seed)
-            training[name], held_out[name] = parts["train"], parts["test"]
+            training[name] = parts["train"]
+            held_out[name] = parts["test"]
     return training, held_out

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..checkpoints.embedding_models import prompt_of
-from ..data.lengths import as_list
+from ..data.lengths import plain_tokenizer
 from ..data.rows import COMPRESSIONS, read_lines, read_texts
 from ..data.rows import SUFFIXES as ROWS
-from ..data.wordpiece import plain_tokenizer
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -58,8 +57,9 @@ def find_files(
     Raises:
         OSError: A path does not exist, or a pattern has no match.
     """
-    files, skipped = {}, Counter()
-    for path in map(Path, as_list(paths)):
+    files = {}
+    skipped = Counter()
+    for path in map(Path, paths):
         matches = [path] if os.path.lexists(path) else _matches(path)
         if not matches:
             raise FileNotFoundError(errno.ENOENT, "No such file or folder", str(path))
@@ -85,8 +85,12 @@ def _fits(path: Path, patterns: Sequence[str]) -> bool:
 
 def _matches(pattern: Path) -> list[Path]:
     """Files and folders that match a pattern; hidden ones must be named. Unlike `glob.glob`, ** does not follow links."""
-    found = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
-    return sorted(each for each in found if all(part in pattern.parts for part in each.parts if part.startswith(".")))
+    found = []
+    for each in Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))):
+        hidden = {part for part in each.parts if part.startswith(".")}
+        if hidden.issubset(pattern.parts):
+            found.append(each)
+    return sorted(found)
 
 
 def _files_of_folder(folder: Path, skipped: Counter) -> Iterator[Path]:
@@ -95,8 +99,7 @@ def _files_of_folder(folder: Path, skipped: Counter) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         skipped["links to folders"] += sum(os.path.islink(os.path.join(root, name)) for name in folders)
         for file in sorted(Path(root, name) for name in names if not name.startswith(".")):
-            # the reader names a file that has vanished, or that nobody may look at
-            if os.path.isfile(file) or not os.path.lexists(file):
+            if os.path.isfile(file):
                 yield file
             else:
                 skipped["pipes and broken links"] += 1
@@ -129,7 +132,9 @@ def guessed_encoding(file: Path, content: bytes) -> str | None:
         from charset_normalizer import from_bytes
 
         lines = [line for line in content.splitlines(True) if not line.isascii()]
-        likely = [name for match in from_bytes(b"".join(lines[:1000])) for name in match.could_be_from_charset]
+        likely = []
+        for match in from_bytes(b"".join(lines[:1000])):
+            likely += match.could_be_from_charset
         if b"\0" in content or not likely:
             raise ValueError(f"{file} is not text, or its encoding cannot be guessed; name it, if it is text") from None
         return "cp1252" if "cp1252" in likely else likely[0]
@@ -154,7 +159,8 @@ class PassageReader:
             raise ValueError("the model's tokenizer is not a fast one; choose a model with a tokenizer.json")
         tokenizer = plain_tokenizer(encoder.tokenizer)
         prompt = prompt_of(encoder, "document", "passage", "corpus")  # as `encode_document`
-        self.capacity, self.text_column = max_length - len(tokenizer.encode(prompt).ids), text_column
+        self.text_column = text_column
+        self.capacity = max_length - len(tokenizer.encode(prompt).ids)
         if self.capacity < 1:
             raise ValueError(f"max_length={max_length} leaves no token beside the prompt of the model; give more")
         options = {"capacity": self.capacity, "overlap": self.capacity // OVERLAP}
@@ -169,23 +175,31 @@ class PassageReader:
             encoding: Of its text; None is UTF-8, or UTF-16 with a byte order mark.
         """
         suffix = file.suffix.lower()
-        is_rows, is_converted = suffix in ROWS, suffix in CONVERTED
-        if is_rows:
-            places = read_texts(file, self.text_column, encoding=encoding)  # such as "a.csv, line 3"
-            texts = [(int(place.rpartition(" ")[2]), without_data(text)) for place, text in places]
+        splitter = self.plain
+        if suffix in (*CONVERTED, *MARKDOWN):
+            splitter = self.markdown
+        texts = []
+        if suffix in ROWS:
+            for place, text in read_texts(file, self.text_column, encoding=encoding):  # such as "a.csv, line 3"
+                texts.append((int(place.rpartition(" ")[2]), without_data(text)))
         else:
-            texts, line = [], 1
-            lines = [_as_markdown(file, encoding)] if is_converted else (line for _, line in read_lines(file, encoding))
-            for part in PARTS.findall(without_data("\n".join(lines))):
+            line = 1
+            for part in PARTS.findall(without_data(_text_of(file, encoding))):
                 texts.append((line, part))
                 line += part.count("\n")
-        splitter = self.markdown if is_converted or suffix in MARKDOWN else self.plain
         for first in range(0, len(texts), NUM_TEXTS):
             some = texts[first : first + NUM_TEXTS]
             for (line, text), cuts in zip(some, splitter.chunk_all_indices([text for _, text in some])):
                 for start, passage in cuts:
                     if any(map(str.isalnum, passage)):
-                        yield line if is_rows else line + text.count("\n", 0, start), passage
+                        is_within = suffix not in ROWS
+                        yield line + is_within * text.count("\n", 0, start), passage
+
+
+def _text_of(file: Path, encoding: str | None) -> str:
+    if file.suffix.lower() in CONVERTED:
+        return _as_markdown(file, encoding)
+    return "\n".join(line for _, line in read_lines(file, encoding))
 
 
 def without_data(text: str) -> str:
@@ -194,9 +208,7 @@ def without_data(text: str) -> str:
 
 
 def _as_markdown(file: Path, encoding: str | None) -> str:
-    if not file.stat().st_size:
-        raise ValueError(f"{file} is empty")
-    from markitdown import FileConversionException, MarkItDown, MissingDependencyException, StreamInfo
+    from markitdown import FileConversionException, MarkItDown, StreamInfo
     from markitdown.converters import DocxConverter, HtmlConverter, PdfConverter
 
     converter = MarkItDown(enable_builtins=False)  # the others would read a damaged PDF as plain text
@@ -205,12 +217,11 @@ def _as_markdown(file: Path, encoding: str | None) -> str:
     try:
         text = converter.convert(file, stream_info=StreamInfo(charset=encoding)).markdown
     except FileConversionException as error:
-        cause, kind = error.attempts[0].exc_info[1], file.suffix[1:].upper()
-        if isinstance(cause, MissingDependencyException):
-            raise ImportError(f"{file} needs a package for {kind}; pip install 'neobert_hf[documents]'") from error
-        is_encrypted = "Password" in type(cause).__name__
-        fault = "encrypted; save it without a password" if is_encrypted else f"a broken {kind} ({cause}); get it again"
-        raise ValueError(f"{file} is {fault}") from error
+        cause = error.attempts[0].exc_info[1]
+        fault = f"cannot be read as {file.suffix[1:].upper()} ({cause})"
+        if "Password" in type(cause).__name__:
+            fault = "is encrypted; save it without a password"
+        raise ValueError(f"{file} {fault}") from error
     if file.suffix.lower() == ".pdf" and _joined(text) > MOST_JOINED:
         from pypdfium2 import PdfDocument  # markitdown installs it for PDF, and it finds spaces by other rules
 
@@ -224,5 +235,6 @@ def _as_markdown(file: Path, encoding: str | None) -> str:
 
 def _joined(text: str) -> float:
     """The share of the characters that are in words without spaces between them; 1 for no text."""
-    words = "".join(text.split())
-    return len("".join(JOINED.findall(text))) / len(words) if words else 1
+    num_joined = sum(map(len, JOINED.findall(text)))
+    num_all = sum(map(len, text.split()))
+    return num_joined / num_all if num_all else 1

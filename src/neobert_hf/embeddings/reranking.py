@@ -21,8 +21,9 @@ from transformers.hf_argparser import HfArg
 
 from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.embedding_models import warn_of_truncated
-from ..checkpoints.modules import check_modules_of
-from ..checkpoints.trust import keep_known_settings
+from ..checkpoints.saved_model import SavedModel
+from ..checkpoints.tokenizer import keep_known_settings
+from ..data.lengths import DEFAULT_LENGTH
 from ..files.messages import say
 from ..runs import ResumeArguments, default_learning_rate
 from ..runs.progress import without_bars
@@ -64,15 +65,15 @@ def open_reranker(name: str, max_seq_length: int | None = None) -> CrossEncoder:
         max_seq_length: Length in tokens at which a pair is truncated; by default that of the tokenizer, at most 512.
 
     Raises:
-        ValueError: The folder or the id is not a model's, or as of `check_modules`.
+        ValueError: The folder or the id is not a model's, or as of `SavedModel.check`.
         OSError: The folder or the Hub holds no such model.
     """
-    check_modules_of(name)
+    SavedModel(name).check()
     options = {"dtype": torch.float32, "ignore_mismatched_sizes": True}  # of a head with several labels
     with without_bars(is_head_new=True):
         model = CrossEncoder(name, num_labels=1, model_kwargs=options)
     model[0].processor = keep_known_settings(model.tokenizer, name)
-    model.max_seq_length = max_seq_length or min(model.max_seq_length, 512)
+    model.max_seq_length = max_seq_length or min(model.max_seq_length, DEFAULT_LENGTH)
     return model
 
 
@@ -88,8 +89,9 @@ def labelled_pairs(sets: Sets, model: SentenceTransformer, num_negatives: int) -
         ValueError: A set has negatives of its own, or no document beside the right ones.
     """
     labelled = mine_negatives(sets, model, num_negatives, output_format="labeled-pair", verbose=False)
-    if right := [name for name, rows in labelled.items() if all(rows["label"])]:
-        raise ValueError(f"{right[0]} has no document that is wrong for a question; give more pairs")
+    for name, rows in labelled.items():
+        if all(rows["label"]):
+            raise ValueError(f"{name} has no document that is wrong for a question; give more pairs")
     return labelled
 
 
@@ -158,28 +160,34 @@ def train_reranker(
     answers = (part[part.column_names[1]] for part in (*pairs.values(), *held_out.values()))
     documents = sorted(set().union(*answers))
     rows = {name: sum(part["label"]) for name, part in sets.items()}
-    num_wrong = sum(map(len, sets.values())) - sum(rows.values())
-    say(f"{sum(rows.values()):,} pairs, {num_wrong:,} negatives")
+    num_right = sum(rows.values())
+    num_wrong = sum(map(len, sets.values())) - num_right
+    say(f"{num_right:,} pairs, {num_wrong:,} negatives")
     for name, part in (*sets.items(), *held_out.items()):
-        warn_of_truncated(model, f"{len(part):,} rows of {name}", [*zip(*map(part.__getitem__, part.column_names[:2]))])
+        texts = list(zip(*(part[column] for column in part.column_names[:2])))
+        warn_of_truncated(model, f"{len(part):,} rows of {name}", texts)
     training.learning_rate = training.learning_rate or default_learning_rate(model.config)
+    evaluators = [
+        reranking_evaluator(part, documents, retriever, name, arguments.num_candidates)
+        for name, part in held_out.items()
+    ]
     scores = train_and_record(
         RerankerTrainer,
         model,
         training,
         sets,
         reranking_loss(model, sets),
-        [
-            reranking_evaluator(part, documents, retriever, name, arguments.num_candidates)
-            for name, part in held_out.items()
-        ],
+        evaluators,
         arguments,
         files=[retriever[0].model.name_or_path],
         rows=rows,
         remark=f"An embedding model found {num_wrong:,} wrong answers to the questions.",
     )
     for score in scores:
-        found, base = score["metrics"]["ndcg@10"], score["before"]["base_ndcg@10"]
-        advice = "" if found > base else "; the reranker is not better: leave it out, or train a trained cross-encoder"
-        say(f"{score['dataset']}: nDCG@10 {base:.4f} of the embedding model alone{advice}")
+        found = score["metrics"]["ndcg@10"]
+        base = score["before"]["base_ndcg@10"]
+        line = f"{score['dataset']}: nDCG@10 {base:.4f} of the embedding model alone"
+        if found <= base:
+            line += "; the reranker is not better: leave it out, or train a trained cross-encoder"
+        say(line)
     return scores

@@ -17,21 +17,19 @@ from tqdm.auto import tqdm
 
 from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.embedding_models import fingerprint, longest_input, prompt_of, warn_of_truncated
-from ..data.lengths import Truncation, as_list
+from ..data.lengths import DEFAULT_LENGTH, Truncation, as_list
 from ..files.errors import one_line
 from ..files.terminal import printable
-from .kept import Kept
+from .kept import Kept, Passages
 from .passages import JOINED, NOT_TEXT, PassageReader, find_files, guessed_encoding, is_document
 from .vector_files import open_for_inference
 
 CACHE = Path(HF_HOME) / "neobert_hf" / "search"  # may be deleted at any time
 # Tokens of a passage, if the model reads more: one vector of a long text says little about each of its parts.
-LONGEST = 512
 WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")  # read_csv has two; Hindi writes vowels as marks
 WORD_WEIGHT = 0.4
 LEAST_SHARE = 0.2  # so that "wait for a while" does not find every text with "a"
 CHUNK = 1 << 16  # passages that are compared with a question at once
-READINGS = 3  # of a file that is changing
 SHOWN = 3  # lines of a kind in the summary
 
 
@@ -102,27 +100,20 @@ class DocumentSearch:
             "".encode(encoding or "utf-8")
         except LookupError as error:
             raise ValueError(f"{error}; --encoding takes a name that Python knows, such as cp1252") from error
-        files, self.skipped = find_files(paths := as_list(paths), is_document, as_list(include), as_list(exclude))
+        paths = as_list(paths)
+        files, self.skipped = find_files(paths, is_document, as_list(include), as_list(exclude))
         self.encoder = open_for_inference(model, max_length)
-        longest = max_length or min(longest_input(self.encoder) or LONGEST, LONGEST)
+        longest = max_length or min(longest_input(self.encoder) or DEFAULT_LENGTH, DEFAULT_LENGTH)
         reader = PassageReader(self.encoder, longest, text_column)
         identity = f"{fingerprint(self.encoder, {})}-{reader.capacity}"
         kept = Kept(Path(cache or CACHE, identity), f"search {identity}")
-        self.word_weight, self.truncation = word_weight, truncation
-        self.passages, self.guesses, self.problems = [], [], []  # lines about files: encodings, and what cannot be read
+        self.word_weight = word_weight
+        self.truncation = truncation
+        self.passages = []
+        self.guesses = []  # lines about encodings
+        self.problems = []  # lines about what cannot be read
         try:
-            for file, is_named in tqdm(files.items(), "reading", unit="file", delay=1, disable=None):
-                try:
-                    used, found = passages_of(file, encoding, reader, kept)
-                except (ValueError, OSError, ImportError) as error:
-                    if is_named:
-                        raise
-                    problem = one_line(error)
-                    self.skipped["not read"] += 1
-                    self.problems.append(problem if str(file) in problem else f"{file}: {problem}")
-                else:
-                    self.guesses += [f"{file}: read as {used}"] * (used != encoding)
-                    self.passages += [Passage(str(file), line, None, text) for line, text in found]
+            self._read(files, encoding, reader, kept)
             if not self.passages:
                 raise ValueError(f"{', '.join(paths)}: no text to search; {'; '.join(self.summary().splitlines())}")
             encode = partial(self.encoder.encode_document, batch_size=64, show_progress_bar=False)
@@ -131,6 +122,23 @@ class DocumentSearch:
             kept.save()
         self.words = bm25s.BM25()
         self.words.index([words_of(passage.text) for passage in self.passages], show_progress=False)
+
+    def _read(self, files: dict[Path, bool], encoding: str | None, reader: PassageReader, kept: Kept) -> None:
+        """Read the passages of all files. A file that cannot be read is an error if it was named, otherwise a line."""
+        for file, is_named in tqdm(files.items(), "reading", unit="file", delay=1, disable=None):
+            try:
+                used, found = passages_of(file, encoding, reader, kept)
+            except (ValueError, OSError, ImportError) as error:
+                if is_named:
+                    raise
+                problem = one_line(error)
+                self.skipped["not read"] += 1
+                self.problems.append(problem if str(file) in problem else f"{file}: {problem}")
+                continue
+            if used != encoding:
+                self.guesses.append(f"{file}: read as {used}")
+            for line, text in found:
+                self.passages.append(Passage(str(file), line, None, text))
 
     def search(self, question: str, top_k: int = 5) -> list[Passage]:
         """Return the passages that answer a question best, best first.
@@ -141,15 +149,18 @@ class DocumentSearch:
         check_question(question, top_k)
         warn_of_truncated(self.encoder, "the question", [prompt_of(self.encoder, "query") + question], self.truncation)
         vector = np.asarray(self.encoder.encode_query([question], show_progress_bar=False), np.float32)
-        chunks = (self.vectors[start : start + CHUNK] for start in range(0, len(self.vectors), CHUNK))
-        scores = np.concatenate([self.encoder.similarity(vector, chunk).numpy()[0] for chunk in chunks])
+        parts = []
+        for start in range(0, len(self.vectors), CHUNK):
+            parts.append(self.encoder.similarity(vector, self.vectors[start : start + CHUNK]).numpy()[0])
+        scores = np.concatenate(parts)
         scores = (1 - self.word_weight) * scores + self.word_weight * self._scores_of_words(words_of(question))
         best = np.argsort(-scores, kind="stable")[:top_k]
         return [replace(self.passages[number], score=float(scores[number])) for number in best]
 
     def _scores_of_words(self, words: list[str]) -> np.ndarray:
         """BM25 (passages,) of some words, divided by the largest, or by a share of the words' rarities if that is more."""
-        bm25, known = self.words.get_scores(words), self.words.get_tokens_ids(words)
+        bm25 = self.words.get_scores(words)
+        known = self.words.get_tokens_ids(words)
         num_with = np.zeros(len(words))
         num_with[: len(known)] = np.diff(self.words.scores["indptr"])[known]
         rarity = np.log(1 + (len(self.passages) - num_with + 0.5) / (num_with + 0.5))
@@ -159,31 +170,30 @@ class DocumentSearch:
         """Return a line about what is searched and what was skipped, and lines about the first files of a guessed encoding and
         the first that cannot be read."""
         num_files = len({passage.file for passage in self.passages})
+        first = f"files: {num_files:,}, passages: {len(self.passages):,}"
+        if self.guesses:
+            first += f"; guessed encodings: {len(self.guesses):,}"
         skipped = ", ".join(f"{what} {count:,}" for what, count in self.skipped.most_common() if count)
-        guessed = f"; guessed encodings: {len(self.guesses):,}" if self.guesses else ""
-        first = f"files: {num_files:,}, passages: {len(self.passages):,}{guessed}; skipped: {skipped or 0}"
-        return "\n".join(map(printable, [first, *self.guesses[:SHOWN], *self.problems[:SHOWN]]))
+        lines = [f"{first}; skipped: {skipped or 0}", *self.guesses[:SHOWN], *self.problems[:SHOWN]]
+        return "\n".join(map(printable, lines))
 
 
-def passages_of(
-    file: Path, encoding: str | None, reader: PassageReader, kept: Kept
-) -> tuple[str | None, list[tuple[int, str]]]:
+def passages_of(file: Path, encoding: str | None, reader: PassageReader, kept: Kept) -> tuple[str | None, Passages]:
     """Return the encoding of a file, and its passages: those kept for its content, or else new ones of the same content.
 
     Raises:
-        ValueError: The file changes each time that it is read; or as of `PassageReader.read`.
+        ValueError: The file changes while it is read; or as of `PassageReader.read`.
         OSError: The file cannot be read.
     """
-    for _ in range(READINGS):
-        content = file.read_bytes()
-        used = encoding or guessed_encoding(file, content)
-        rules = f"{file.suffix} {reader.text_column} {used or ''}{NOT_TEXT.pattern}{JOINED.pattern}\n"
-        key = hashlib.sha256(rules.encode() + content).hexdigest()
-        passages = kept.passages(key, partial(reader.read, file, used))
-        if file.read_bytes() == content:
-            return used, passages
+    content = file.read_bytes()
+    used = encoding or guessed_encoding(file, content)
+    rules = f"{file.suffix} {reader.text_column} {used or ''}{NOT_TEXT.pattern}{JOINED.pattern}\n"
+    key = hashlib.sha256(rules.encode() + content).hexdigest()
+    passages = kept.passages(key, partial(reader.read, file, used))
+    if file.read_bytes() != content:
         del kept.documents[key]  # they may be those of another content
-    raise ValueError(f"{file} changes while it is read; search again when nothing writes to it")
+        raise ValueError(f"{file} changes while it is read; search again when nothing writes to it")
+    return used, passages
 
 
 def words_of(text: str) -> list[str]:

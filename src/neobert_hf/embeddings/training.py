@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.record import write_record
 from ..data.lengths import as_list, check_leaves_tokens
 from ..files.messages import say
-from ..files.output import content_hash, file_hash, keeping, saving
+from ..files.output import content_hash, file_hash, saving
 from ..runs import CheckedCheckpoints
-from ..runs.manifests import what_is_left
 from ..runs.progress import without_bars
 from ..runs.resume import curve_of, lock_run, train_or_resume
 from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
@@ -71,6 +69,10 @@ class PairTrainer(CheckedCheckpoints):
         for module in self.model.modules():
             if isinstance(module, WordWeights):
                 module.requires_grad_(False)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save without the card of sentence-transformers, which shows texts of the training data."""
+        self.model.save_pretrained(output_dir or self.args.output_dir, create_model_card=False)
 
 
 def open_sets(arguments: PairArguments, seed: int) -> tuple[DatasetDict, DatasetDict]:
@@ -134,12 +136,9 @@ def train_and_record(
     with lock_run(folder):
         trainer = train_or_resume(make_trainer, training, run)
         trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # computes in float32, as when it is opened
-        is_first = trainer.is_world_process_zero()
-        # the card of sentence-transformers shows texts of the training data
-        kept = keeping(folder / "README.md") if is_first else nullcontext()
-        with saving(folder, what_is_left(folder)), without_bars(), kept:
+        with saving(folder), without_bars():
             trainer.save_model()
-        if not is_first:
+        if not trainer.is_world_process_zero():
             return []
         scores = []
         for evaluator, old, new in zip(evaluators, before, _evaluate(trainer, evaluators)):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,21 +21,27 @@ from ..checkpoints.embedding_models import (
     longest_input,
     open_embedding_model,
     prompt_of,
-    tokens_lost,
     what_is_read,
 )
-from ..data.lengths import Truncation, as_list, check_leaves_tokens, check_max_length, fact_of_truncated
+from ..data.lengths import (
+    Truncation,
+    as_list,
+    check_leaves_tokens,
+    check_max_length,
+    fact_of_truncated,
+    tokens_lost,
+)
 from ..data.rows import SUFFIXES, read_text_column
-from ..files.output import check_target, writing
+from ..files.output import check_file, check_is_no_input, writing
 from ..model.machine_neobert import best_dtype
-from .kept import Kept, is_kept
+from .kept import Kept
 from .passages import find_files
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+INPUTS = (".txt", *SUFFIXES)
 OUTPUTS = (".npy", ".jsonl", ".parquet")
-WRITER = "neobert embed"
 
 
 def embed_files(
@@ -48,6 +54,7 @@ def embed_files(
     max_length: int | None = None,
     batch_size: int = 64,
     truncation: Truncation = "warn",
+    overwrite: bool = False,
 ) -> dict:
     """Embed the texts of files, and write the embeddings to a file.
 
@@ -66,6 +73,7 @@ def embed_files(
         batch_size: Number of texts in a batch of the model.
         truncation: What becomes of texts that are longer: "warn" counts them in a warning, "error" refuses them before anything
             is embedded, "off" allows them.
+        overwrite: Replace the output, and an OUTPUT.vectors that is not of this model.
 
     Returns:
         The output, the number of files that were read and that were skipped in folders, the number of texts, their dimension,
@@ -73,40 +81,38 @@ def embed_files(
 
     Raises:
         ValueError: The output has another ending, a text is not valid or refused, or the model cannot be opened.
-        FileExistsError: The output is an input, or a file that an earlier call has not written.
+        FileExistsError: The output exists, or is an input.
         OSError: A file cannot be read, or the output cannot be written.
     """
-    suffixes, target = (".txt", *SUFFIXES), Path(output)
-    found, skipped = find_files(files := as_list(files), lambda file: file.suffix.lower() in suffixes)
-    if not found:
-        raise ValueError(f"{', '.join(files)}: no file ends in {', '.join(suffixes)}; choose files of texts")
+    found, skipped = _find(files)
+    target = Path(output)
     if target.suffix not in OUTPUTS:
         raise ValueError(f"output={output} ends in none of {', '.join(OUTPUTS)}; choose one of them")
-    check_target(target, WRITER, inputs=found, way_out="name another output, or move this file away")
+    check_is_no_input(target, found)
+    check_file(target, overwrite)
     texts = [text for _, text in read_text_column(found, text_column)]
     encoder = open_for_inference(model, max_length)
-    if max_length is not None and longest_input(encoder) is None:
-        raise ValueError(f"max_length={max_length}, but this model reads texts of any length; leave out max_length")
-    prompt, longest = prompt_of(encoder, prompt_name), longest_input(encoder) or sys.maxsize
+    prompt = prompt_of(encoder, prompt_name)
+    longest = longest_input(encoder) or sys.maxsize
     lost = tokens_lost(encoder.tokenizer, longest, [prompt + text for text in texts])
-    if fact := fact_of_truncated(lost, longest, truncation):
+    if fact := fact_of_truncated(lost, len(texts), longest, truncation):
         logger.warning(f"{fact}; split long texts")
     work = Path(f"{output}.vectors")
-    if os.path.lexists(work) and not (work.is_file() and is_kept(work)):
-        raise FileExistsError(f"{work} exists and holds no vectors of an earlier {WRITER}; move it away")
     options: dict[str, Any] = {"prompt_name": prompt_name, "normalize_embeddings": normalize}
     kept = Kept(work, f"embed {fingerprint(encoder, {})} {options}")
+    if not kept.documents:  # it is not of this model
+        check_file(work, overwrite)
     kept.passages(hashlib.sha256(json.dumps(texts).encode()).hexdigest(), partial(enumerate, texts))
     target.parent.mkdir(parents=True, exist_ok=True)
     kept.save(is_required=True)  # an error comes before the work
-    options |= {"batch_size": batch_size, "show_progress_bar": False}
 
     def encode(block: list[str]) -> np.ndarray:
-        return encoder.encode([what_is_read(encoder, text) for text in block], **options)
+        read = [what_is_read(encoder, text) for text in block]
+        return encoder.encode(read, batch_size=batch_size, show_progress_bar=False, **options)
 
     try:
         vectors = kept.vectors(texts, encode)
-        with writing(target, writer=WRITER) as handle:
+        with writing(target) as handle:
             _write(handle, target.suffix, texts, vectors)
     except BaseException:  # Ctrl-C too
         kept.save()
@@ -123,6 +129,15 @@ def embed_files(
     }
 
 
+def _find(files: str | Sequence[str]) -> tuple[dict[Path, bool], Counter]:
+    """The files of texts, as of `find_files`."""
+    paths = as_list(files)
+    found, skipped = find_files(paths, lambda file: file.suffix.lower() in INPUTS)
+    if not found:
+        raise ValueError(f"{', '.join(paths)}: no file ends in {', '.join(INPUTS)}; choose files of texts")
+    return found, skipped
+
+
 def open_for_inference(model: str, max_length: int | None = None) -> SentenceTransformer:
     """Open an embedding model in the dtype of its config; bf16 weights in the dtype that is fastest on this machine.
 
@@ -133,12 +148,13 @@ def open_for_inference(model: str, max_length: int | None = None) -> SentenceTra
     """
     from sentence_transformers.util import get_device_name
 
-    # The mini model is stored in bf16, although its config declares float32.
-    dtype = best_dtype(get_device_name())
-    options: dict[str, Any] = {"model_kwargs": {"dtype": dtype}} if model == MINI_MODEL_PATH else {}
+    options: dict[str, Any] = {}
+    if model == MINI_MODEL_PATH:
+        # It is stored in bf16, although its config declares float32.
+        options["model_kwargs"] = {"dtype": best_dtype(get_device_name())}
     try:
         encoder = open_embedding_model(model, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # that of the Hub does not name the model
         raise ValueError(f"model={model} cannot be opened ({error}); give an existing folder or a Hub id") from error
     if max_length is not None and longest_input(encoder) is not None:
         check_leaves_tokens(max_length, "max_length")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from typing import Any
 from transformers.utils import logging
 
 from ..checkpoints.eurobert import open_twin, save_twin, twin_config, write_card_of_twin
-from ..checkpoints.layouts import WEIGHTS, quiet
-from ..checkpoints.modules import SETTINGS
-from ..files.output import check_target, new_folder, write_json, writing
+from ..checkpoints.network import AUTO_CLASS_OF
+from ..checkpoints.saved_model import SETTINGS, WEIGHTS
+from ..data.lengths import as_list
+from ..files.output import check_folder, new_folder, write_json, writing
+from ..files.terminal import quiet
 from ..model.modeling_neobert import AUTO_CLASSES
 from .graphs import EMBEDDING, LOADING, MULTI_VECTOR, TASKS, EmbeddingGraph, Graph, SearchGraph, load_graph
 from .onnx import write_int8, write_onnx, write_openvino
@@ -64,7 +66,7 @@ def export_model(
         ImportError: A package is missing.
     """
     formats = _check_formats(to, int8, fp16, dtype)
-    check_target(Path(out))
+    check_folder(Path(out))
     graph = load_graph(source, task)
     if formats == {"eurobert"}:
         twin_config(graph.model, graph.task, graph.tokenizer)  # an error if it has no such twin
@@ -73,10 +75,9 @@ def export_model(
         if formats == {"eurobert"}:
             report = {WEIGHTS: _write_eurobert(reference, built)}
         else:
-            report = {
-                name: _write_file(reference, built / name, write, kind)
-                for name, write, kind in _planned_files(graph, built, formats, int8, fp16, dtype)
-            }
+            report = {}
+            for name, write, kind in _planned_files(graph, built, formats, int8, fp16, dtype):
+                report[name] = _write_file(reference, built / name, write, kind)
             if "onnx" not in formats and "openvino" in formats:  # it was made of the ONNX file
                 shutil.rmtree(built / "onnx")
                 del report[FILES["onnxruntime"]["fp32"]]
@@ -86,45 +87,51 @@ def export_model(
 
 def _check_formats(to: Iterable[str], int8: bool, fp16: bool, dtype: str) -> set[str]:
     """Return the formats, after a check of the arguments and of the packages that they need."""
-    formats = {to} if isinstance(to, str) else set(to)
+    formats = set(as_list(to))
     if not formats or not formats <= PACKAGES.keys():
         raise ValueError(f"to={sorted(formats)} is not one or more of {', '.join(PACKAGES)}")
     if "eurobert" in formats and len(formats) > 1:
         raise ValueError("eurobert is a model with its own config.json; export it to a folder of its own")
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
-    needs = {"int8": (int8, {"onnx", "openvino"}), "fp16": (fp16, {"onnx"}), "dtype": (dtype != "f32", {"gguf"})}
-    for option, (is_given, needed) in needs.items():
+    needs = [
+        ("int8", int8, {"onnx", "openvino"}),
+        ("fp16", fp16, {"onnx"}),
+        ("dtype", dtype != "f32", {"gguf"}),
+    ]
+    for option, is_given, needed in needs:
         if is_given and not needed & formats:
-            raise ValueError(
-                f"{option} is for {' and '.join(sorted(needed))} files; add such a format, or leave it out"
-            )
+            fault = f"{option} is for {' and '.join(sorted(needed))} files"
+            raise ValueError(f"{fault}; add such a format, or leave it out")
     for name in sorted(formats):
-        if missing := [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]:
+        missing = [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]
+        if missing:
             raise ImportError(f"{' and '.join(missing)} not installed; install: pip install 'neobert_hf[{name}]'")
     if "eurobert" in formats and importlib.util.find_spec("transformers.models.eurobert") is None:
-        raise ImportError(
-            f"transformers {importlib.metadata.version('transformers')} has no EuroBERT; install transformers 5.3 or newer"
-        )
+        version = importlib.metadata.version("transformers")
+        raise ImportError(f"transformers {version} has no EuroBERT; install transformers 5.3 or newer")
     return formats
 
 
 def _planned_files(
     graph: Graph, built: Path, formats: set[str], int8: bool, fp16: bool, dtype: str
-) -> list[tuple[str, Callable[[Path], None], str]]:
-    """The name of each file, the function that writes it, and the kind of its numbers."""
-    onnx, openvino = FILES["onnxruntime"], FILES["openvino"]
-    whole, has_openvino = built / onnx["fp32"], "openvino" in formats
-    rows = [
-        ("gguf" in formats, f"model-{dtype}.gguf", partial(_write_gguf, graph, dtype), DTYPES[dtype]),
-        (formats != {"gguf"}, onnx["fp32"], partial(write_onnx, graph), "float32"),
-        (int8 and "onnx" in formats, onnx["int8"], partial(write_int8, whole), "int8"),
-        (has_openvino, openvino["fp32"], partial(write_openvino, whole), "float32"),
-        (has_openvino and int8, openvino["int8"], partial(write_openvino, whole, int8=True), "int8"),
-        # the last one, because it rounds the graph itself
-        (fp16, onnx["fp16"], partial(write_onnx, graph, fp16=True), "float16"),
-    ]
-    return [row[1:] for row in rows if row[0]]
+) -> Iterator[tuple[str, Callable[[Path], None], str]]:
+    """Yield the name of each file, the function that writes it, and the kind of its numbers."""
+    onnx = FILES["onnxruntime"]
+    openvino = FILES["openvino"]
+    whole = built / onnx["fp32"]
+    if "gguf" in formats:
+        yield f"model-{dtype}.gguf", partial(_write_gguf, graph, dtype), DTYPES[dtype]
+    if formats != {"gguf"}:
+        yield onnx["fp32"], partial(write_onnx, graph), "float32"
+    if int8 and "onnx" in formats:
+        yield onnx["int8"], partial(write_int8, whole), "int8"
+    if "openvino" in formats:
+        yield openvino["fp32"], partial(write_openvino, whole), "float32"
+    if int8 and "openvino" in formats:
+        yield openvino["int8"], partial(write_openvino, whole, int8=True), "int8"
+    if fp16:  # the last one, because it rounds the graph itself
+        yield onnx["fp16"], partial(write_onnx, graph, fp16=True), "float16"
 
 
 def _write_gguf(graph: Graph, dtype: str, file: Path) -> None:
@@ -141,7 +148,7 @@ def _write_file(reference: Reference, file: Path, write: Callable[[Path], None],
     except (ValueError, OSError, ImportError, MemoryError):
         raise
     except Exception as error:  # onnx, ONNX Runtime and OpenVINO have no class for a full disk
-        raise OSError(f"{file.name} is damaged ({' '.join(str(error).split())}; is the disk full?)") from error
+        raise OSError(f"{file.name} cannot be written ({' '.join(str(error).split())})") from error
     entry = {"bytes": sum(part.stat().st_size for part in file.parent.glob(f"{file.stem}.*"))}  # with weights beside it
     if file.suffix != ".gguf":
         return {**entry, **reference.check(file, open_graph(file)[1], kind)}
@@ -163,8 +170,8 @@ def _write_eurobert(reference: Reference, folder: Path) -> dict[str, Any]:
         Its entry of the report.
     """
     graph, file = reference.graph, folder / WEIGHTS
-    config, (source, origin) = twin_config(graph.model, graph.task, graph.tokenizer), graph.origin
-    dtype = save_twin(graph.model, config, origin, folder)
+    config = twin_config(graph.model, graph.task, graph.tokenizer)
+    dtype = save_twin(graph.model, config, graph.saved, folder)
     if graph.tokenizer is not None:
         graph.tokenizer.save_pretrained(folder)
     graph.model = None  # type: ignore[assignment]  # which frees it
@@ -181,7 +188,7 @@ def _write_eurobert(reference: Reference, folder: Path) -> dict[str, Any]:
             twin = Graph(graph.task, open_twin(config, folder, **LOADING), graph.tokenizer)
     found = {"bytes": file.stat().st_size} | reference.check(file, torch_runner(twin.float().eval()), "float32")
     if graph.tokenizer is not None:
-        write_card_of_twin(source, origin, folder)
+        write_card_of_twin(graph.saved, folder)
     return found
 
 
@@ -200,7 +207,8 @@ def _write_settings(graph: Graph, folder: Path) -> None:
         _write_tasks(graph, folder)
     elif graph.prompts:
         write_json(folder / SETTINGS, graph.prompts)
-    config.architectures = [AUTO_CLASSES[TASKS[graph.task][0]].__name__]  # by which other programs know the task
+    kind, _ = TASKS[graph.task]
+    config.architectures = [AUTO_CLASSES[AUTO_CLASS_OF[kind]].__name__]  # by which other programs know the task
     with writing(folder / "config.json") as file:  # save_pretrained of the config would add code
         file.write(config.to_json_string().encode())
 

@@ -24,8 +24,10 @@ from .parity import LONG
 
 logger = logging.get_logger(__name__)
 
+FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
 BLOCK = 32  # numbers that share a scale in q8_0
 POOLINGS = {"mean": "MEAN", "cls": "CLS", "lasttoken": "LAST"}  # of sentence-transformers, and of llama.cpp
+POOLING_OF = {CLASSIFICATION: "RANK", "feature-extraction": "MEAN"}  # of a model without a pooling of its own
 
 
 def write_gguf(graph: Graph, file: Path, dtype: str = "f32") -> None:
@@ -44,17 +46,22 @@ def write_gguf(graph: Graph, file: Path, dtype: str = "f32") -> None:
         ValueError: llama.cpp does not compute this model, or lacks its tokenizer. Nothing is written.
         OSError: The file cannot be written.
     """
-    config, pooling = graph.model.config, _pooling(graph)
+    config = graph.model.config
+    pooling = _pooling(graph)
     normalizer = _check_tokenizer(graph.tokenizer)
     writer = gguf.GGUFWriter(file, "neo-bert")
     _add_tokenizer(writer, graph.tokenizer, normalizer, config.vocab_size)
     _add_settings(writer, config, pooling, dtype)
     for name, tensor in graph.model.state_dict().items():
         name, array = _as_in_llama_cpp(name, tensor.numpy(), config)
-        stored = "f32" if array.ndim == 1 else "f16" if dtype == "q8_0" and array.shape[1] % BLOCK else dtype
+        stored = dtype
+        if array.ndim == 1:
+            stored = "f32"
+        elif dtype == "q8_0" and array.shape[1] % BLOCK:
+            stored = "f16"
         kind = gguf.GGMLQuantizationType[stored.upper()]
         writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
-    with saving(file, "nothing of it can be used"):
+    with saving(file):
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -73,17 +80,18 @@ def llama_cpp_runner(file: Path, graph: Graph) -> Run:
 
     longest = min(LONG, graph.longest)
     options = {"n_ctx": longest, "n_batch": longest, "n_ubatch": longest, "tokenizer": Ids(), "verbose": False}
-    token_states, by_file = llama_cpp.LLAMA_POOLING_TYPE_NONE, llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED
-    poolings = {name: token_states if name == "last_hidden_state" else by_file for name in graph.outputs}
+    models = {}
     with contextlib.redirect_stderr(io.StringIO()):  # it warns of a pooling that is not that of the file
-        models = {
-            name: llama_cpp.Llama(str(file), embedding=True, pooling_type=pooling, **options)
-            for name, pooling in poolings.items()
-        }
+        for name in graph.outputs:
+            pooling = llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED  # that of the file
+            if name == "last_hidden_state":
+                pooling = llama_cpp.LLAMA_POOLING_TYPE_NONE
+            models[name] = llama_cpp.Llama(str(file), embedding=True, pooling_type=pooling, **options)
 
     def run(batch: Arrays) -> Arrays:
-        is_real_BL, outputs = batch["attention_mask"] != 0, {}
+        is_real_BL = batch["attention_mask"] != 0
         texts = [" ".join(map(str, ids[is_real])) for ids, is_real in zip(batch["input_ids"], is_real_BL)]
+        outputs = {}
         for name, model in models.items():
             normalize = name == "sentence_embedding" and graph.ends_normalized
             # One text at a time: in a list, llama-cpp-python 0.3.36 returns wrong token states from the second text on.
@@ -91,9 +99,10 @@ def llama_cpp_runner(file: Path, graph: Graph) -> Run:
             if name == "last_hidden_state":
                 outputs[name] = np.zeros((*is_real_BL.shape, found[0].shape[-1]), np.float32)
                 outputs[name][is_real_BL] = np.concatenate(found)
-            else:  # it returns as many numbers as the hidden size; behind the logits they mean nothing
-                num_values = graph.model.config.num_labels if name == "logits" else None
-                outputs[name] = np.stack(found)[:, :num_values]
+            else:
+                outputs[name] = np.stack(found)
+            if name == "logits":  # it returns as many numbers as the hidden size; behind the logits they mean nothing
+                outputs[name] = outputs[name][:, : graph.model.config.num_labels]
         return outputs
 
     return run
@@ -101,19 +110,19 @@ def llama_cpp_runner(file: Path, graph: Graph) -> Run:
 
 def _pooling(graph: Graph) -> str:
     """Return llama.cpp's name of the pooling, or refuse a model that llama.cpp does not compute."""
-    if (rope_type := graph.model.config.rope_parameters["rope_type"]) != "default":
+    rope_type = graph.model.config.rope_parameters["rope_type"]
+    if rope_type != "default":
         raise ValueError(
             f"rope_type={rope_type!r}: llama.cpp scales RoPE otherwise; export to ONNX, or remove the scaling from config.json"
         )
-    if graph.task == CLASSIFICATION and not isinstance(graph, EmbeddingGraph):
-        return "RANK"
-    if graph.task == "feature-extraction":
-        return "MEAN"
     if not isinstance(graph, EmbeddingGraph):
-        raise ValueError(
-            f"llama.cpp has no head for {graph.task}; export to ONNX, or the encoder alone: task=feature-extraction"
-        )
-    kinds, mode = ", ".join(graph.kinds), str(graph.pooling.pooling_mode)
+        if graph.task not in POOLING_OF:
+            raise ValueError(
+                f"llama.cpp has no head for {graph.task}; export to ONNX, or the encoder alone: task=feature-extraction"
+            )
+        return POOLING_OF[graph.task]
+    kinds = ", ".join(graph.kinds)
+    mode = str(graph.pooling.pooling_mode)
     if kinds not in ("Pooling", "Pooling, Normalize") or mode not in POOLINGS:
         raise ValueError(
             f"llama.cpp pools by {', '.join(POOLINGS)} and has no other module; this model pools by {mode} and has {kinds}, so "
@@ -155,10 +164,11 @@ def _add_tokenizer(
 ) -> None:
     """Add the vocabulary, in which llama.cpp marks the tokens that begin a word, and WordPiece those that continue it."""
     tokens = [(f"[PAD{i}]", gguf.TokenType.UNUSED) for i in range(vocab_size)]  # for embeddings without a token
-    words = {f"\u2581{token}": i for token, i in tokenizer.get_vocab().items() if not token.startswith("##")}
-    pieces = {token[2:]: i for token, i in tokenizer.get_vocab().items() if token.startswith("##")}
+    vocab = tokenizer.get_vocab()
+    ids = {token[2:]: i for token, i in vocab.items() if token.startswith("##")}
     # Two tokens of one text, as of `word` and `##\u2581word`, would end llama.cpp's process: the word keeps it.
-    for text, i in {**pieces, **words}.items():
+    ids |= {f"\u2581{token}": i for token, i in vocab.items() if not token.startswith("##")}
+    for text, i in ids.items():
         tokens[i] = (text, gguf.TokenType.NORMAL)
     for i, token in tokenizer.added_tokens_decoder.items():
         tokens[i] = (token.content, gguf.TokenType.CONTROL if token.special else gguf.TokenType.USER_DEFINED)
@@ -178,15 +188,16 @@ def _add_tokenizer(
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(True)
     writer.add_add_sep_token(False)
-    lowercase, strips = normalizer["lowercase"], normalizer["strip_accents"]
-    writer.add_bool("tokenizer.ggml.normalizer.lowercase", lowercase)
-    strips = lowercase if strips is None else strips
+    strips = normalizer["strip_accents"]
+    if strips is None:
+        strips = normalizer["lowercase"]
+    writer.add_bool("tokenizer.ggml.normalizer.lowercase", normalizer["lowercase"])
     writer.add_bool("tokenizer.ggml.normalizer.strip_accents", strips)
 
 
 def _add_settings(writer: gguf.GGUFWriter, config: NeoBERTConfig, pooling: str, dtype: str) -> None:
     writer.add_name("NeoBERT")
-    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if dtype == "f32" else f"MOSTLY_{dtype.upper()}"])
+    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[dtype]])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -208,7 +219,7 @@ def _as_in_llama_cpp(name: str, array: np.ndarray, config: NeoBERTConfig) -> tup
     """Return a tensor under llama.cpp's name; rows of `qkv` are there all queries, all keys, all values."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.NEO_BERT, config.num_hidden_layers)
     if ".qkv." in name:
-        array = array.reshape(config.num_attention_heads, 3, -1, config.hidden_size).swapaxes(0, 1)
-        array = array.reshape(-1, config.hidden_size)
+        grouped = array.reshape(config.num_attention_heads, 3, -1, config.hidden_size)
+        array = grouped.swapaxes(0, 1).reshape(-1, config.hidden_size)
     name = name.removeprefix("model.").replace("classifier.", "classifier.out_proj.")
     return names.get_name(name, try_suffixes=(".weight", ".bias")), array

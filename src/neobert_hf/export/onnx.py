@@ -13,7 +13,7 @@ import torch
 from torch.export import Dim
 from torch.onnx.errors import OnnxExporterError
 
-from ..checkpoints.layouts import quiet
+from ..files.terminal import quiet
 from .graphs import Graph
 
 OPSET = 20
@@ -40,7 +40,8 @@ def write_onnx(graph: Graph, file: Path, fp16: bool = False) -> None:
     # No size of the example equals another one, and none is 1: the exporter would take it for a constant.
     input_ids = torch.full((3, 7), 5)
     attention_mask = torch.ones_like(input_ids)
-    attention_mask[1, 5:], attention_mask[2, :2] = 0, 0
+    attention_mask[1, 5:] = 0
+    attention_mask[2, :2] = 0
     try:
         program = torch.onnx.export(
             graph.eval(),
@@ -73,11 +74,12 @@ def write_int8(source: Path, file: Path) -> None:
 
     graph = onnx.load(source).graph
     columns = {tensor.name for tensor in graph.initializer if tensor.dims[-1:] == [1]}
+    lookups = [node for node in graph.node if node.op_type == "Gather"]
     quantize_dynamic(
         source,
         file,
         op_types_to_quantize=["MatMul", "Gather"],
-        nodes_to_exclude=[node.name for node in graph.node if node.op_type == "Gather" and node.input[0] in columns],
+        nodes_to_exclude=[node.name for node in lookups if node.input[0] in columns],
         per_channel=True,
         weight_type=QuantType.QUInt8,
     )

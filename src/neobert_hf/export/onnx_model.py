@@ -4,7 +4,6 @@
 pipelines of transformers.
 """
 
-import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +15,16 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from ..data.lengths import Truncation, fact_of_truncated
+from ..checkpoints.saved_model import SavedModel, read_object
+from ..checkpoints.trust import check_vocabulary
+from ..data.lengths import Truncation, fact_of_truncated, plain_tokenizer, tokens_lost
 from ..finetuning.entities import EntityFinder
 from ..finetuning.spans import MAX_ANSWER_TOKENS, best_answers
 from ..finetuning.tags import MARKS
 
 Text = str | tuple[str, str]
+Texts = str | Iterable[str]
+Inputs = Text | Iterable[Text]
 Arrays = dict[str, np.ndarray]
 Run = Callable[[Arrays], Arrays]  # inputs by name to outputs by name
 
@@ -62,32 +65,28 @@ class OnnxModel:
             raise ValueError(f"runtime={runtime!r} has no dtype={dtype!r}; {choices}")
         self.folder, graph = Path(folder), FILES[runtime][dtype]
         if not (self.folder / graph).is_file():
-            option = f" --{dtype}" if dtype in ("fp16", "int8") else ""
-            command = f"neobert export MODEL OUT --to {graph.partition('/')[0]}{option}"
-            raise FileNotFoundError(f"{self.folder} has no file {graph}; write it: {command}")
-        # transformers writes no names of labels where they are these
-        self.config = {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}} | self._read_json("config.json")
-        settings = self._read_json("config_sentence_transformers.json")
+            options = "whose options --to, --int8 and --fp16 choose the files"
+            raise FileNotFoundError(f"{self.folder} has no file {graph}; write it by `neobert export`, {options}")
+        self.saved = SavedModel(self.folder).check_export()
+        self.config = self.saved.config
+        self.labels = self.saved.labels
+        settings = self.saved.settings
         self.prompts: dict[str, str] = settings.get("prompts", {})
         self.max_active_dims: int | None = settings.get("max_active_dims")
         self._readers: dict[str, OnnxModel] = {}
         self.default_prompt_name: str | None = settings.get("default_prompt_name")
         self.tokenizer = self._open_tokenizer()
+        check_vocabulary(self.tokenizer.get_vocab(), 0, self.folder, self.config.get("vocab_size"))
         self.output_names, self._run = open_graph(self.folder / graph, dtype, num_threads)
-
-    def _read_json(self, name: str) -> dict:
-        """Return the content of a file; that of a missing one is empty, since not every model has every file."""
-        file = self.folder / name
-        with _reading(file):
-            return json.loads(file.read_text("utf-8")) if file.is_file() else {}
 
     def _open_tokenizer(self) -> Tokenizer:
         """Return the tokenizer, which cuts and pads as the settings of the folder say."""
+        self._whole: Tokenizer | None = None
         with _reading(self.folder / "tokenizer.json"):
             tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
-        settings = self._read_json("tokenizer_config.json")
+        settings = read_object(self.folder / "tokenizer_config.json")
         self.max_length: int = settings["model_max_length"]
-        self.mask_token = self._read_json("special_tokens_map.json").get("mask_token")
+        self.mask_token = read_object(self.folder / "special_tokens_map.json").get("mask_token")
         tokenizer.enable_truncation(self.max_length, direction=settings.get("truncation_side", "right"))
         # The mask hides padding, so any id serves a tokenizer without such a token.
         pad_id = self.config.get("pad_token_id") or 0
@@ -96,13 +95,14 @@ class OnnxModel:
 
     @cached_property
     def _find_entities(self) -> EntityFinder:
-        names = [self.config["id2label"][str(number)] for number in range(len(self.config["id2label"]))]
         division = self.config.get("word_division", MARKS)
-        return EntityFinder(
-            self.tokenizer, self.max_length, names, lambda windows: self._compute(windows)["logits"], division
-        )
 
-    def __call__(self, texts: Text | Iterable[Text], truncation: Truncation = "warn") -> Arrays:
+        def compute(windows: Sequence[Encoding]) -> np.ndarray:
+            return self._compute(windows)["logits"]
+
+        return EntityFinder(self.tokenizer, self.max_length, self.labels, compute, division)
+
+    def __call__(self, texts: Inputs, truncation: Truncation = "warn") -> Arrays:
         """Return the outputs of the graph by name, of one batch of texts, padded to one length.
 
         Args:
@@ -113,50 +113,47 @@ class OnnxModel:
             TypeError: An element is no text.
             ValueError: A text is too long, and `truncation` is "error".
         """
-        encodings = self.tokenizer.encode_batch(_texts_of(texts))
-        self._tell_truncated([*map(_num_lost, encodings)], truncation)
-        return self._compute(encodings)
+        found = _texts_of(texts)
+        self._tell_truncated(found, truncation)
+        return self._compute(self.tokenizer.encode_batch(found))
 
     def _compute(self, encodings: Sequence[Encoding]) -> Arrays:
         ids = np.array([encoding.ids for encoding in encodings], dtype=np.int64)
         mask = np.array([encoding.attention_mask for encoding in encodings], dtype=np.int64)
         return self._run({"input_ids": ids, "attention_mask": mask})
 
-    def _tell_truncated(self, lost: list[int], truncation: Truncation, stacklevel: int = 3) -> None:
-        """Warn, at the line of the caller, of truncated texts; `lost` has the number of lost tokens of each text."""
-        if fact := fact_of_truncated(lost, self.max_length, truncation, is_exact=True):
+    def _tell_truncated(self, texts: Sequence[Text], truncation: Truncation, stacklevel: int = 3) -> None:
+        """Warn of truncated texts, at the line of the caller."""
+        if self._whole is None:
+            self._whole = plain_tokenizer(self.tokenizer)
+        lost = tokens_lost(self._whole, self.max_length, texts)
+        fact = fact_of_truncated(lost, len(texts), self.max_length, truncation)
+        if fact:
             warnings.warn(f"{fact}; split long texts", stacklevel=stacklevel)
 
     def _read_output(
-        self, name: str, read: Callable | None, texts: Sequence[Text], batch_size: int, truncation: Truncation
+        self, name: str, read: Callable, texts: Sequence[Text], batch_size: int, truncation: Truncation
     ) -> list:
-        """Return `read(text, its encoding, its row of the output)` for each text; texts of similar length share a batch."""
+        """Return `read(row of the output, encoding, text)` for each text; texts of similar length share a batch."""
         if name not in self.output_names:
             has = ", ".join(self.output_names)
             raise ValueError(
                 f"{self.folder} has the outputs {has}, and not {name}; encode, encode_sparse and encode_multi_vector need a "
                 "model of their kind, predict a head, and a call of the model returns all outputs"
             )
+        self._tell_truncated(texts, truncation, 4)  # before anything is computed
         order = sorted(range(len(texts)), key=lambda number: -len("".join(texts[number])))
-        results, lost = {}, []
-        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-
-        def encode(numbers: list[int]) -> list[Encoding]:
-            return self.tokenizer.encode_batch([texts[number] for number in numbers])
-
-        if truncation == "error":  # before anything is computed
-            self._tell_truncated([each for numbers in batches for each in map(_num_lost, encode(numbers))], truncation)
-        for numbers in batches:
-            encodings = encode(numbers)
-            lost += map(_num_lost, encodings)
+        results = {}
+        for start in range(0, len(order), batch_size):
+            numbers = order[start : start + batch_size]
+            encodings = self.tokenizer.encode_batch([texts[number] for number in numbers])
             for number, encoding, row in zip(numbers, encodings, self._compute(encodings)[name]):
-                results[number] = read(texts[number], encoding, row) if read else row
-        self._tell_truncated(lost, truncation, 4)
+                results[number] = read(row, encoding, texts[number])
         return [results[number] for number in range(len(texts))]
 
     def encode(
         self,
-        texts: str | Iterable[str],
+        texts: Texts,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = 32,
@@ -180,20 +177,21 @@ class OnnxModel:
             ValueError: The graph has no embeddings, the model has no such prompt, or a text is refused because of its length.
             TypeError: An element is no text.
         """
-        if prompt is None and (name := prompt_name or self.default_prompt_name) is not None:
+        name = prompt_name or self.default_prompt_name
+        if prompt is None and name is not None:
             if name not in self.prompts:
                 raise ValueError(f"the model has no prompt {name!r}; choose from {', '.join(self.prompts) or '(none)'}")
             prompt = self.prompts[name]
-        found: Iterable[Any] = [texts] if isinstance(texts, str | dict) else texts
-        prompted = [(prompt or "") + text for text in found]
+        prompted = _prompted(texts, prompt)
         # The empty text gives the width of an empty result.
-        vectors = np.stack(self._read_output("sentence_embedding", None, prompted or [""], batch_size, truncation))
+        rows = self._read_output("sentence_embedding", _row, prompted or [""], batch_size, truncation)
+        vectors = np.stack(rows)
         if normalize_embeddings:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors[0] if isinstance(texts, str) else vectors[: len(prompted)]
 
     def encode_sparse(
-        self, texts: str | Iterable[str], is_query: bool = False, batch_size: int = 32, truncation: Truncation = "warn"
+        self, texts: Texts, is_query: bool = False, batch_size: int = 32, truncation: Truncation = "warn"
     ) -> Any:
         """Return the weights of words, as `SparseEncoder` does by `encode_document` or `encode_query`; needs SciPy.
 
@@ -213,9 +211,10 @@ class OnnxModel:
         """
         from scipy.sparse import csr_array, vstack
 
-        def read(text: Text, encoding: Encoding, row: np.ndarray) -> Any:
+        def read(row: np.ndarray, *_: Any) -> Any:
             if self.max_active_dims is not None:
-                row = np.where(np.argsort(np.argsort(-np.abs(row))) < self.max_active_dims, row, 0)
+                ranks = np.argsort(np.argsort(-np.abs(row)))
+                row = np.where(ranks < self.max_active_dims, row, 0)
             return csr_array(row[None])
 
         reader, prompted = self._read_as(is_query, texts)
@@ -223,7 +222,7 @@ class OnnxModel:
         return vstack(rows, format="csr")[: len(prompted)]
 
     def encode_multi_vector(
-        self, texts: str | Iterable[str], is_query: bool = False, batch_size: int = 32, truncation: Truncation = "warn"
+        self, texts: Texts, is_query: bool = False, batch_size: int = 32, truncation: Truncation = "warn"
     ) -> Any:
         """Return the vectors of tokens, as `MultiVectorEncoder` does by `encode_document` or `encode_query`.
 
@@ -241,10 +240,10 @@ class OnnxModel:
             TypeError: An element is no text.
         """
         reader, prompted = self._read_as(is_query, texts)
-        found = reader._read_output("token_embeddings", None, prompted, batch_size, truncation)
+        found = reader._read_output("token_embeddings", _row, prompted, batch_size, truncation)
         return found[0] if isinstance(texts, str) else found
 
-    def _read_as(self, is_query: bool, texts: str | Iterable[str]) -> tuple["OnnxModel", list[Text]]:
+    def _read_as(self, is_query: bool, texts: Texts) -> tuple["OnnxModel", list[str]]:
         """Return this model as it reads queries or documents, and the texts with their prompt."""
         task = "query" if is_query else "document"
         if task not in self._readers:
@@ -254,8 +253,7 @@ class OnnxModel:
             elif "token_embeddings" in self.output_names:
                 reader._choose_tokens(task)
             self._readers[task] = reader
-        found: Iterable[Any] = [texts] if isinstance(texts, str | dict) else texts
-        return self._readers[task], [(self.prompts.get(task) or "") + text for text in found]
+        return self._readers[task], _prompted(texts, self.prompts.get(task))
 
     def _weigh_by_table(self) -> None:
         """Read queries without the graph: each of their tokens has a weight."""
@@ -277,14 +275,21 @@ class OnnxModel:
 
     def _choose_tokens(self, task: str) -> None:
         """Read texts of a task as sentence-transformers does: at its length, expanded, and only the tokens of scores."""
-        settings, run_graph = self._read_json("sentence_bert_config.json"), self._run
-        expansion = (task == "query" and settings.get("query_expansion")) or {"length": 0, "attend": False}
-        self.tokenizer, is_fixed = self._open_tokenizer(), expansion.get("strategy") == "fixed"
-        self.max_length = expansion["length"] if is_fixed else settings.get(f"{task}_length") or self.max_length
+        settings = read_object(self.folder / "sentence_bert_config.json")
+        expansion = {"length": 0, "attend": False}
+        if task == "query":
+            expansion = settings.get("query_expansion") or expansion
+        width = expansion["length"]
+        if expansion.get("strategy") == "fixed":
+            self.max_length = width
+        else:
+            self.max_length = settings.get(f"{task}_length") or self.max_length
+        self.tokenizer = self._open_tokenizer()
         self.tokenizer.enable_truncation(self.max_length, direction=self.tokenizer.truncation["direction"])
-        if width := expansion["length"]:
+        if width:
             added = {"pad_id": self.tokenizer.token_to_id(expansion["token"]), "pad_to_multiple_of": width}
             self.tokenizer.enable_padding(**{**self.tokenizer.padding, **added})
+        run_graph = self._run
 
         def run(inputs: Arrays) -> Arrays:
             mask = inputs["attention_mask"]
@@ -297,7 +302,7 @@ class OnnxModel:
 
     def predict(
         self,
-        texts: Text | Iterable[Text],
+        texts: Inputs,
         top_k: int | None = None,
         batch_size: int = 32,
         truncation: Truncation = "warn",
@@ -318,15 +323,16 @@ class OnnxModel:
             ValueError: The model is of another kind, a text has not one mask, or it is refused because of its length.
             TypeError: An element is no text.
         """
-        fact_of_truncated([], self.max_length, truncation)  # an error if it is no such word
-        architecture, found = self.config["architectures"][0], _texts_of(texts)
-        if architecture.endswith("ForTokenClassification"):
-            entities = self._find_entities(found, batch_size)
-            return entities[0] if isinstance(texts, str | tuple) else entities
-        read = partial(self._labels if architecture.endswith("ForSequenceClassification") else self._fillings, top_k)
-        if prompt := self.prompts.get(self.default_prompt_name or ""):  # of a model of sentence-transformers
-            found = [(prompt + text[0], *text[1:]) if isinstance(text, tuple) else prompt + text for text in found]
-        results = self._read_output("logits", read, found, batch_size, truncation)
+        fact_of_truncated([], 0, self.max_length, truncation)  # an error if it is no such word
+        given = _texts_of(texts)
+        if self.saved.kind == "tags":
+            results = self._find_entities(given, batch_size)
+        else:
+            read = self._labels if self.saved.kind == "classes" else self._fillings
+            prompt = self.prompts.get(self.default_prompt_name or "")  # of a model of sentence-transformers
+            if prompt:
+                given = [_with_prompt(prompt, text) for text in given]
+            results = self._read_output("logits", partial(read, top_k), given, batch_size, truncation)
         return results[0] if isinstance(texts, str | tuple) else results
 
     def answer(self, question: str, context: str, max_answer_tokens: int = MAX_ANSWER_TOKENS) -> dict:
@@ -345,7 +351,8 @@ class OnnxModel:
         """
         if "start_logits" not in self.output_names:
             raise ValueError(f"{self.folder} has no start_logits; answer needs a model that answers questions")
-        tokenizer, stride = Tokenizer.from_str(self.tokenizer.to_str()), self.max_length // 4
+        tokenizer = Tokenizer.from_str(self.tokenizer.to_str())
+        stride = self.max_length // 4
         tokenizer.no_padding()
         tokenizer.enable_truncation(self.max_length, stride=stride, strategy="only_second")
         longest = self.max_length - tokenizer.num_special_tokens_to_add(is_pair=True) - stride - 1
@@ -362,52 +369,67 @@ class OnnxModel:
             outputs = self._compute([window])
             starts.append(outputs["start_logits"][0])
             ends.append(outputs["end_logits"][0])
-            offsets = [window.offsets[column] for column in columns]
-            for name, value in (("row", 0), ("offsets", offsets), ("first", columns[0])):
-                windows[name].append(value)
+            windows["row"].append(0)
+            windows["offsets"].append([window.offsets[column] for column in columns])
+            windows["first"].append(columns[0])
         return best_answers(starts, ends, windows, [context], max_answer_tokens)[0]
 
-    def _labels(self, top_k: int | None, text: Text, encoding: Encoding, logits: np.ndarray) -> dict | list[dict]:
-        names, problem = self.config["id2label"], self.config.get("problem_type")
-        logits = logits.astype(np.float64)  # in float32, the sigmoid of large logits is one number
+    def _labels(self, top_k: int | None, logits: np.ndarray, *_: Any) -> dict | list[dict]:
+        problem = self.config.get("problem_type")
+        logits = logits.astype(np.float64)
         if problem == "regression":
             scores = logits
         elif problem == "multi_label_classification" or len(logits) == 1:
-            scores = np.exp(-np.logaddexp(0, -logits))  # the sigmoid, without overflow
+            scores = sigmoid(logits)
         else:
             scores = _softmax(logits)
-        best = [{"label": names[str(index)], "score": float(scores[index])} for index in np.argsort(-scores)[:top_k]]
+        best = [{"label": self.labels[index], "score": float(scores[index])} for index in np.argsort(-scores)[:top_k]]
         return best[0] if top_k is None else best
 
-    def _fillings(self, top_k: int | None, text: Text, encoding: Encoding, logits: np.ndarray) -> list[dict]:
-        tokens, mask_id = list(encoding.ids), self.tokenizer.token_to_id(self.mask_token)
-        places = [place for place, token in enumerate(tokens) if token == mask_id]
-        if len(places) != 1:
-            raise ValueError(
-                f"{text[:60]!r} has {len(places)} {self.mask_token} in its first {self.max_length} tokens; put one in place of a "
-                "word"
-            )
-        scores, fillings = _softmax(logits[places[0]]), []
+    def _fillings(self, top_k: int | None, logits: np.ndarray, encoding: Encoding, text: Text) -> list[dict]:
+        tokens = list(encoding.ids)
+        mask_id = self.tokenizer.token_to_id(self.mask_token)
+        if tokens.count(mask_id) != 1:
+            fact = f"{text[:60]!r} has {tokens.count(mask_id)} {self.mask_token} in its first {self.max_length} tokens"
+            raise ValueError(f"{fact}; put one in place of a word")
+        place = tokens.index(mask_id)
+        scores = _softmax(logits[place])
+        fillings = []
         for token in np.argsort(-scores)[: top_k or 5].tolist():
-            tokens[places[0]] = token
-            word, filled = self.tokenizer.decode([token], skip_special_tokens=False), self.tokenizer.decode(tokens)
-            fillings.append({"score": float(scores[token]), "token": token, "token_str": word, "sequence": filled})
+            tokens[place] = token
+            filling = {"score": float(scores[token]), "token": token}
+            filling["token_str"] = self.tokenizer.decode([token], skip_special_tokens=False)
+            filling["sequence"] = self.tokenizer.decode(tokens)
+            fillings.append(filling)
         return fillings
 
 
-def _texts_of(texts: Text | Iterable[Text]) -> list[Text]:
+def _row(row: np.ndarray, *_: Any) -> np.ndarray:
+    """The row itself, of an output that needs no reading."""
+    return row
+
+
+def _with_prompt(prompt: str, text: Text) -> Text:
+    """Put a prompt before a text, or before the first text of a pair."""
+    if isinstance(text, str):
+        return prompt + text
+    return (prompt + text[0], *text[1:])  # the tokenizer refuses three texts
+
+
+def _prompted(texts: Texts, prompt: str | None) -> list[str]:
+    """Return a text, or several, with the prompt before each; a dict is one element, which is no text."""
+    found: Iterable[Any] = [texts] if isinstance(texts, str | dict) else texts
+    return [(prompt or "") + text for text in found]
+
+
+def _texts_of(texts: Inputs) -> list[Text]:
     """Return a text, a pair, or several of them as a list; a dict, as pipelines take it, is one element, which is no text."""
     return [texts] if isinstance(texts, str | tuple | dict) else list(texts)  # type: ignore[list-item]  # the dict
 
 
-def _num_lost(encoding: Encoding) -> int:
-    """The number of tokens that were cut. The pieces of a pair repeat parts of both texts, and all repeat special tokens."""
-    parts = set()
-    for piece in (encoding, *cut) if (cut := encoding.overflowing) else ():
-        columns = zip(piece.sequence_ids, piece.type_ids, piece.offsets, piece.special_tokens_mask)
-        places = [(text or kind, offsets) for text, kind, offsets, is_special in columns if not is_special]
-        parts |= {tuple(place for place in places if place[0] == text) for text in (0, 1)}
-    return sum(map(len, parts)) - encoding.special_tokens_mask.count(0) if parts else 0
+def sigmoid(logits: Any) -> np.ndarray:
+    """Return the sigmoid in float64; in float32, that of large logits is one number, and rerankers have ties."""
+    return np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
@@ -445,16 +467,16 @@ def open_graph(file: Path, dtype: str = "fp32", num_threads: int | None = None) 
         if file.suffix == ".onnx":
             import onnxruntime
 
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = num_threads or 0
+            settings = onnxruntime.SessionOptions()
+            settings.intra_op_num_threads = num_threads or 0
             # Files of earlier versions have signed weights, whose products saturate on a processor without VNNI.
-            options.add_session_config_entry("session.x64quantprecision", "1")
-            session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+            settings.add_session_config_entry("session.x64quantprecision", "1")
+            session = onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
             names = [output.name for output in session.get_outputs()]
             return names, lambda inputs: dict(zip(names, session.run(None, inputs)))
         import openvino
 
-        options = {"INFERENCE_PRECISION_HINT": "bf16" if dtype == "bf16" else "f32"}
+        options: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "bf16" if dtype == "bf16" else "f32"}
         if num_threads:
             options["INFERENCE_NUM_THREADS"] = num_threads
         compiled = openvino.Core().compile_model(file, "CPU", options)

@@ -15,12 +15,12 @@ NAMES_OF = {
         "read_json_object",
     ),
     "output": (
-        "check_target",
+        "check_file",
+        "check_folder",
         "content_hash",
         "file_hash",
         "new_folder",
         "only_writer",
-        "replacing",
         "saving",
         "write_json",
     ),
@@ -32,12 +32,12 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from .errors import one_line as one_line, run_command as run_command
     from .json_files import read_json as read_json, read_json_object as read_json_object
     from .output import (
-        check_target as check_target,
+        check_file as check_file,
+        check_folder as check_folder,
         content_hash as content_hash,
         file_hash as file_hash,
         new_folder as new_folder,
         only_writer as only_writer,
-        replacing as replacing,
         saving as saving,
         write_json as write_json,
     )

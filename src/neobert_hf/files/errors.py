@@ -53,20 +53,22 @@ def one_line(error: object, extra: str = "") -> str:
         extra: The extra to name if several install the module; by default the first of them.
     """
     text = re.sub(r"^\[Errno \d+\] ", "", " ".join(str(error).split()))
+    extras = []
     if isinstance(error, ModuleNotFoundError) and "pip install" not in text:
         extras = _extras_with(error.name or "")
-        if extras:  # pip reads them in the metadata of what is installed, also of an editable install
-            chosen = extra if extra in extras else extras[0]
-            whole = "; install the package with its dependencies: pip install neobert_hf"
-            text += f"; install it: pip install 'neobert_hf[{chosen}]'" if chosen else whole
+    if "" in extras:
+        text += "; install the package with its dependencies: pip install neobert_hf"
+    elif extras:
+        text += f"; install it: pip install 'neobert_hf[{extra if extra in extras else extras[0]}]'"
     return printable(text) or type(error).__name__  # it may quote a column or a file of other people
 
 
 def _extras_with(module: str) -> list[str]:
     """The extras of this package that install a module, "" for the package without extras; none if it is not installed."""
     name = module.partition(".")[0].replace("_", "-").lower()
-    name = {"sklearn": "scikit-learn", "faiss": "faiss-cpu"}.get(name, name)
+    name = {"sklearn": "scikit-learn"}.get(name, name)
     pattern = re.compile(rf'{re.escape(name)}(?![\w.-])[^;]*(?:; extra == "(.+)")?$', re.IGNORECASE)
-    requirements = [each for found in metadata.distributions(name="neobert_hf") for each in found.requires or ()]
-    matches = (pattern.match(requirement.replace("_", "-")) for requirement in requirements)
+    matches = []
+    for found in metadata.distributions(name="neobert_hf"):  # also of an editable install
+        matches += [pattern.match(requirement.replace("_", "-")) for requirement in found.requires or ()]
     return [match[1] or "" for match in matches if match]

@@ -1,39 +1,16 @@
-"""What a job tells the person who runs it: lines on the standard output, by the logger `neobert_hf.messages`."""
+"""What a job tells the person who runs it: lines on the standard output of its first process."""
 
-import logging
 import os
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
 
 from transformers.utils.logging import get_logger
 
 from .terminal import printable
 
 logger = get_logger(__name__)
-
-
-class _Output(logging.StreamHandler[TextIO]):
-    """Writes to the standard output of the moment, which a notebook or a test may have replaced."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]  # nothing sets it
-        return sys.stdout
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Raise the error of the write, which logging would print and forget."""
-        raise
-
-
-_logger = logging.getLogger("neobert_hf.messages")
-_logger.setLevel(logging.INFO)
-_logger.propagate = False
-_logger.addHandler(_Output())
+_is_silent = False  # inside of `silence`
 
 
 def is_first_process() -> bool:
@@ -43,15 +20,14 @@ def is_first_process() -> bool:
 
 def say(text: str) -> None:
     """Tell a text in the first process, each of its lines without what controls a terminal."""
-    if is_first_process():
-        _logger.info("\n".join(map(printable, text.split("\n"))))
+    if is_first_process() and not _is_silent:
+        print("\n".join(map(printable, text.split("\n"))), flush=True)  # noqa: T201  (the one place that prints)
 
 
 def warn(text: str) -> None:
     """Tell a warning; inside of `silence`, the logger of the library writes it to the standard error."""
-    if _logger.isEnabledFor(logging.INFO):
-        say(f"warning: {text}")
-    elif is_first_process():
+    say(f"warning: {text}")
+    if is_first_process() and _is_silent:
         logger.warning(printable(text))
 
 
@@ -63,9 +39,10 @@ def say_next(*commands: Sequence[object]) -> None:
 @contextmanager
 def silence(is_silent: bool = True) -> Iterator[None]:
     """Leave out what `say` tells."""
-    level = _logger.level
-    _logger.setLevel(logging.WARNING if is_silent else level)
+    global _is_silent
+    before = _is_silent
+    _is_silent = before or is_silent
     try:
         yield
     finally:
-        _logger.setLevel(level)
+        _is_silent = before

@@ -1,6 +1,11 @@
 """What of the text of somebody else may reach a terminal."""
 
+import io
+import logging
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 
 LINE_ENDS = re.compile(r"\r\n|[\t\n\v\f\r\x85\u2028\u2029]")
 # ECMA-48: ESC or one C1 character begins a sequence. A sequence without its end loses its beginning only, so no text is hidden.
@@ -20,3 +25,16 @@ def printable(text: str) -> str:
     surrogate pair the character U+FFFD. All other characters stay.
     """
     return LONE_SURROGATES.sub("\ufffd", CONTROLS.sub("", LINE_ENDS.sub(" ", text)))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide what libraries print and warn of while they load and export a model; errors pass."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)

@@ -33,6 +33,7 @@ class QuestionAnswerer(Job):
     """
 
     auto_class = AutoModelForQuestionAnswering
+    kind = "spans"
     noun = "model for questions"
     column_names = ("questions", "contexts", "answers")
 

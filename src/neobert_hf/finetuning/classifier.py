@@ -19,10 +19,8 @@ from torch import no_grad
 from transformers import AutoConfig, AutoModelForSequenceClassification, BatchEncoding, PreTrainedModel, Trainer
 
 from ..checkpoints import MINI_MODEL_PATH
-from ..checkpoints.adapters import BASE_FILE, labels_of_adapter, open_adapter, save_adapter, set_label_type
-from ..checkpoints.embedding_models import tokens_lost
-from ..data.lengths import Truncation, beginning, fact_of_truncated
-from ..files.json_files import read_json
+from ..checkpoints.adapters import open_adapter, save_adapter, set_label_type
+from ..data.lengths import Truncation, beginning, fact_of_truncated, tokens_lost
 from ..files.messages import say
 from ..runs import FineTuningArguments
 from .baseline import tfidf_outputs
@@ -32,7 +30,7 @@ from .findings import CROSS_VALIDATION, Scores
 from .head import WEAK, choose_strength, cross_validated, fit_linear, inputs_of_last_layer, last_layer, weighted_loss
 from .job import TRAINING, Job
 from .plan import Plan, plan_fit, weigh
-from .rows import as_list, check_known, given_names, labels_of
+from .rows import check_known, given_names, labels_of, listed
 from .summary import MOST_CLASSES, draw_matrix, say_worst, write_report
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, one_or_pair, text_classes
 
@@ -71,6 +69,7 @@ class Classifier(ClassifierMixin, Job):
     """
 
     auto_class = AutoModelForSequenceClassification
+    kind = "classes"
     noun = "classifier"
     problem_type: str  # of `fit`, or of the trained model as soon as `classes_` are read
 
@@ -106,20 +105,14 @@ class Classifier(ClassifierMixin, Job):
             raise ValueError(f"{found}, but an adapter keeps that of its base; omit it")
         super()._begin()
         self._label_type: str | None = None  # of the labels: int, float or bool; None for texts
-        self._is_adapter = Path(self._source, "adapter_config.json").is_file()
 
     def _read_labels(self) -> None:
-        if self._is_adapter:
-            self.problem_type, self._names = labels_of_adapter(self._source)
-            self._label_type = read_json(Path(self._source, BASE_FILE)).get("label_type")
-            return
         super()._read_labels()
-        config = AutoConfig.from_pretrained(self._source)
-        self._label_type = getattr(config, "label_type", None)
-        self.problem_type = config.problem_type or (REGRESSION if len(self._classes) == 1 else SINGLE)
+        self._label_type = self._given.label_type
+        self.problem_type = self._given.problem_type
 
     def _load_trained(self) -> PreTrainedModel:
-        if not self._is_adapter:
+        if not self._given.is_adapter:
             return super()._load_trained()
         return open_adapter(self.auto_class, self._source, dtype="float32")
 
@@ -138,7 +131,7 @@ class Classifier(ClassifierMixin, Job):
         return model
 
     def _row(self, text: Any, *label) -> tuple:
-        text = as_list(text)
+        text = listed(text)
         named = {"text": text}
         if isinstance(text, list):
             first, second = text
@@ -179,7 +172,7 @@ class Classifier(ClassifierMixin, Job):
             TypeError: An option is no training argument, or is a parameter of the classifier too.
             FloatingPointError: The model has diverged.
         """
-        if self._is_adapter:
+        if self._given.is_adapter:
             remedy = "merge it first (`merge`, `save`), or give its base model and adapter=lora_config(...)"
             raise ValueError(f"{self._source} is an adapter, whose weights are not trained again; {remedy}")
         given = self._listed(texts, labels)
@@ -199,7 +192,7 @@ class Classifier(ClassifierMixin, Job):
             len(self._names),
             self.get_params(deep=False),
             config,
-            is_head_new=not self._is_trained(config) or config.num_labels != len(self._names),
+            is_head_new=not self._is_trained or config.num_labels != len(self._names),
             is_held_out=is_held_out,
         )
         if plan.is_crossed:
@@ -219,7 +212,7 @@ class Classifier(ClassifierMixin, Job):
         if self.problem_type == REGRESSION:
             self._names = self._names or ["label"]
             return [texts, labels]
-        values = [value for label in given[1] for value in labels_of(as_list(label))]
+        values = [value for label in given[1] for value in labels_of(listed(label))]
         self._label_type = LABEL_TYPES.get(np.array(values).dtype.kind)
         if problem_type == "auto" or not self._names:  # a reader that knows both has said what is odd
             self._names = text_classes(texts, labels, self._names)
@@ -319,8 +312,8 @@ class Classifier(ClassifierMixin, Job):
         """Say how many of the texts are truncated; those of a training are in its record too."""
         limit = self.tokenizer.model_max_length
         full = [text for text, ids in zip(texts, rows["input_ids"]) if len(ids) >= limit]
-        lost = tokens_lost(self.tokenizer, limit, full) + [0] * (len(texts) - len(full))
-        fact = fact_of_truncated(lost, limit, self.truncation)
+        lost = tokens_lost(self.tokenizer, limit, full)
+        fact = fact_of_truncated(lost, len(texts), limit, self.truncation)
         if fact and split == TRAINING:
             self._findings.warn(f"{split}: {fact}", "choose max_seq_length")
         elif fact and not split:

@@ -17,8 +17,6 @@ from datasets import Dataset, disable_progress_bars
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from transformers import (
-    AutoConfig,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Trainer,
@@ -28,21 +26,28 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 from transformers.utils import logging
 
 from ..checkpoints import MINI_MODEL_PATH
-from ..checkpoints.modules import replaceable_files
 from ..checkpoints.record import origin_of
-from ..checkpoints.trust import load_tokenizer
+from ..checkpoints.saved_model import SavedModel
 from ..data.lengths import check_leaves_tokens, check_max_length
 from ..files import messages
 from ..files.json_files import read_json
-from ..files.output import check_target, content_hash, replacing, saving, vacated, write_json
+from ..files.output import (
+    check_file,
+    check_is_no_input,
+    content_hash,
+    list_files,
+    listed_files,
+    new_folder,
+    saving,
+    write_json,
+)
 from ..runs import FineTuningArguments
-from ..runs.manifests import what_is_left
 from ..runs.progress import without_bars
-from ..runs.resume import RESULTS, RUN, TRAINING_FILES, curve_of, lock_run, train_or_resume
+from ..runs.resume import RUN, curve_of, lock_run, train_or_resume
 from .decorators import told
 from .findings import GIVEN, Findings, Scores, check_finite, names_of_worse
 from .plan import Columns, Plan
-from .predictions import PREDICTION, write_predictions
+from .predictions import write_predictions
 from .rows import LabelledRows
 from .summary import say_scores
 from .training import JobTrainer, training_arguments
@@ -70,6 +75,7 @@ class Job(BaseEstimator, ABC):
     """
 
     auto_class: type[Any]  # of transformers
+    kind: str  # of a trained model, as of `SavedModel`
     noun: str
     column_names: tuple[str, ...] = ("texts", "labels")  # of `fit`
     _begun: str | None = None  # the model to which all of this belongs
@@ -97,7 +103,8 @@ class Job(BaseEstimator, ABC):
 
     def _begin(self) -> None:
         """Load the tokenizer, and forget what a training has left."""
-        self._tokenizer = load_tokenizer(self._source)
+        self._given = SavedModel(self._source).check()
+        self._tokenizer = self._given.load_tokenizer()
         if self._tokenizer.model_max_length > LARGE_INTEGER:
             self._tokenizer.model_max_length = self.max_seq_length
         self._plan: Any = None  # a `Plan` of the fit, unless this is a pickle or a folder
@@ -196,16 +203,16 @@ class Job(BaseEstimator, ABC):
 
     def _read_labels(self) -> None:
         """Take what the config of a trained model says."""
-        config = AutoConfig.from_pretrained(self._source)
-        if not self._is_trained(config):
+        if not self._is_trained:
             remedy = "give the folder of one (model_name_or_path), or rows to train on (train_file)"
             raise NotFittedError(f"{self._source} is not a trained {self.noun}; {remedy}")
-        self._names = [config.id2label[i] for i in range(config.num_labels)]
+        self._given.check_head(self.kind)
+        self._names = self._given.labels
 
-    def _is_trained(self, config: PretrainedConfig) -> bool:
-        """Whether a config is that of a model for this job."""
-        ending = self.auto_class.__name__.removeprefix("AutoModel")
-        return any(name.endswith(ending) for name in config.architectures or ())
+    @property
+    def _is_trained(self) -> bool:
+        """Whether the model that was given is one for this job."""
+        return self._given.head == self.kind
 
     def _load_trained(self) -> PreTrainedModel:
         with without_bars():
@@ -477,13 +484,18 @@ class Job(BaseEstimator, ABC):
             values |= {f"{start}_{name}": value for name, value in of_form.items()}
         results = folder / f"{prefix}_results.json"
         files = [folder / name.format(split.split()[0]) for name in OF_CLASSES]
-        # those of the validation belong to the run, which has its folder
-        with replacing(results, *files, writer=PREDICTION) if split == TEST else nullcontext():
-            write_json(results, values, writer=PREDICTION if split == TEST else None)
-            self._report_classes(outputs, labels, *files)
+        write_json(results, values)
+        self._report_classes(outputs, labels, *files)
 
     @told
-    def predict_rows(self, data: LabelledRows, training: FineTuningArguments, file: str | None = None, **more) -> None:
+    def predict_rows(
+        self,
+        data: LabelledRows,
+        training: FineTuningArguments,
+        file: str | None = None,
+        overwrite: bool = False,
+        **more,
+    ) -> None:
         """Predict the test rows of files: a file of predictions, and metrics over the rows with a label that counts.
 
         A row without a text has an empty prediction. The record of a model that was saved before gets the metrics.
@@ -492,25 +504,29 @@ class Job(BaseEstimator, ABC):
             data: Rows of files.
             training: Training arguments; their folder gets the files.
             file: File of the predictions; None takes predictions.csv or predictions.jsonl in the folder.
+            overwrite: Replace files; those in the folder of its own training are always replaced.
             more: Further arguments of `prediction_rows`.
 
         Raises:
-            FileExistsError: A file to write is there, and is not of an earlier prediction.
+            FileExistsError: A file to write exists.
             ValueError: The file cannot hold a value of the rows.
         """
         assert data.test  # the caller asks first whether there are test rows
-        folder, (*inputs, labels) = Path(training.output_dir), data.test
+        folder = Path(training.output_dir)
+        *inputs, labels = data.test
         files = [folder / name.format("test") for name in ("{}_results.json", *OF_CLASSES)]
         files += [Path(file)] if file else [folder / f"predictions.{ending}" for ending in ("csv", "jsonl")]
         for each in files:
-            check_target(each, PREDICTION, way_out="give another folder or predictions_file")
+            check_file(each, overwrite or self._is_own(each.parent))
         outputs = self.outputs(*inputs, training=training)
         self._count_seen(inputs, TEST)
         counted = [i for i, label in enumerate(labels or ()) if label is not None]
         if training.should_save and (line := data.not_counted(len(counted))):
             messages.say(line)
         if counted:
-            of_counted = outputs[counted] if isinstance(outputs, np.ndarray) else [outputs[i] for i in counted]
+            of_counted = [outputs[i] for i in counted]
+            if isinstance(outputs, np.ndarray):
+                of_counted = outputs[counted]
             of_labels, of_inputs = ([column[i] for i in counted] for column in (labels, inputs[0]))
             self._report(of_counted, of_labels, TEST, folder, of_inputs)
         elif not data.test_faults:
@@ -519,7 +535,9 @@ class Job(BaseEstimator, ABC):
         if training.should_save:
             answered = [data.test_rows[i] for i in data.test_places]
             rows = self.prediction_rows(outputs, answered, **more)
-            write_predictions(file, data.with_empty(rows), folder)
+            write_predictions(file, data.with_empty(rows), folder, overwrite=True)
+            if listed_files(folder):
+                list_files(folder, [each.name for each in files if each.parent == folder and each.exists()])
 
     @told
     def save(self, folder: str | Path, data: LabelledRows | None = None, overwrite: bool = False) -> None:
@@ -528,26 +546,30 @@ class Job(BaseEstimator, ABC):
         Args:
             folder: Folder: new, empty, or `output_dir` of the training.
             data: Rows of the training, if they are those of files, whose names the record has.
-            overwrite: Replace another model in the folder, and remove all that belongs to it: card, record, results, pictures,
-                modules, predictions, checkpoints.
+            overwrite: Replace another model that `save` has written, with what its record lists: card, results, predictions.
 
         Raises:
-            FileExistsError: The folder holds another model, or with `overwrite` another file.
+            FileExistsError: The folder holds another model, or with `overwrite` a file that is not listed.
             OSError: A file cannot be written.
         """
-        folder, network, origin = Path(folder), self.model_, origin_of(self._source)
-        is_own = self._run is not None and (folder / RUN).is_file() and read_json(folder / RUN) == self._run
-        remedy = "since overwrite=True replaces only" if overwrite else "or give overwrite=True to replace"
-        options: dict[str, Any] = {"way_out": f"choose another folder, {remedy} the files of a model"}
-        options["replaceable"] = replaceable_files(folder, *RESULTS, *TRAINING_FILES) if overwrite else ()
-        if self._training is None or hasattr(network, "merge_and_unload"):
-            options["inputs"] = [self._source]  # whose folder would lose its record, or the base of the adapter
-        is_first = PartialState().is_main_process and not is_own
-        with saving(folder, what_is_left(folder)), vacated(folder, **options) if is_first else nullcontext():
-            self._save_weights(folder)
-        PartialState().wait_for_everyone()  # the other processes may read what the first one has written
+        folder = Path(folder)
+        origin = origin_of(self._source)
+        if hasattr(self.model_, "merge_and_unload") or self._training is None:
+            check_is_no_input(folder, [self._source])  # it would lose its record, or the base of the adapter
+        is_new = PartialState().is_main_process and not self._is_own(folder)
+        with saving(folder), new_folder(folder, overwrite) if is_new else nullcontext(folder) as place:
+            self._save_weights(place)
+            self._saved = place, data or GIVEN, origin
+            self._write_record()
+            if is_new:
+                files = [file for file in place.rglob("*") if file.is_file()]
+                list_files(place, [file.relative_to(place).as_posix() for file in files])
         self._saved = folder, data or GIVEN, origin
-        self._write_record()
+        PartialState().wait_for_everyone()  # the other processes may read what the first one has written
+
+    def _is_own(self, folder: Path) -> bool:
+        """Whether a folder is that of the training of this model."""
+        return self._run is not None and (folder / RUN).is_file() and read_json(folder / RUN) == self._run
 
     def _write_record(self) -> None:
         """Write the record of the training into the folder of the saved model, if there are both."""

@@ -13,14 +13,15 @@ import pyarrow
 import pyarrow.parquet
 
 from ..files.messages import say
-from ..files.output import writing
+from ..files.output import check_file, writing
 
 PREDICTION_FORMATS = (".csv", ".jsonl", ".parquet")
-PREDICTION = "prediction"  # of `check_target`
 PREDICTION_COLUMNS = ("prediction", "probability")  # what `Job.prediction_rows` adds to the columns of a file
 
 
-def write_predictions(file: str | Path | None, rows: Sequence[dict], folder: str | Path = ".") -> None:
+def write_predictions(
+    file: str | Path | None, rows: Sequence[dict], folder: str | Path = ".", overwrite: bool = False
+) -> None:
     """Write rows to a file in the format of its suffix.
 
     Args:
@@ -28,19 +29,21 @@ def write_predictions(file: str | Path | None, rows: Sequence[dict], folder: str
             `folder`, or predictions.jsonl if a row holds a list.
         rows: One dict for each row, a missing column is empty. In CSV, lists and dicts are written as JSON.
         folder: Where the file is if its name is not given.
+        overwrite: Replace a file.
 
     Raises:
         ValueError: The format cannot hold a value, such as a column of numbers and texts in Parquet.
-        FileExistsError: The file is there, and not of an earlier call.
+        FileExistsError: The file exists.
         OSError: The file cannot be written.
     """
     has_list = any(isinstance(value, list | dict) for row in rows for value in row.values())
     file = Path(file or Path(folder, f"predictions.{'jsonl' if has_list else 'csv'}"))
     assert file.suffix in PREDICTION_FORMATS, file
+    check_file(file, overwrite)
     columns = dict.fromkeys(name for row in rows for name in row)
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with writing(file, writer=PREDICTION) as stream:
+        with writing(file) as stream:
             _write(file.suffix, stream, rows, columns)
     except (UnicodeError, pyarrow.ArrowException) as error:
         remedy = "a file .jsonl holds all values" if file.suffix != ".jsonl" else "correct it"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ..data.rows import Faults, Rows, read_rows
+from ..data.rows import Row, read_rows
 from .rows import (
     Columns,
     LabelledDataArguments,
@@ -19,9 +20,9 @@ from .rows import (
     read_splits,
 )
 
-RENAME = "rename the column of it"
-COLUMNS = {("question",): RENAME, ("context",): RENAME}
-ANSWERS = {("answers", "is_impossible"): "a question without an answer has empty lists, or a true is_impossible"}
+TEXTS = [("question",), ("context",)]
+ANSWERS = [("answers", "is_impossible")]
+REMEDY = "rename the column of it; a question without an answer has empty lists, or a true is_impossible"
 
 
 def read_questions(arguments: LabelledDataArguments, seed: int) -> LabelledRows:
@@ -44,39 +45,45 @@ def read_questions(arguments: LabelledDataArguments, seed: int) -> LabelledRows:
             message names files and lines. Or all training rows have one text, and there are no validation rows.
         OSError: A file cannot be read.
     """
-    splits, _ = read_splits(arguments, Columns(COLUMNS, ANSWERS, checked_question, _answers), seed, _read)
+    splits, _ = read_splits(arguments, Columns(TEXTS, ANSWERS, REMEDY, checked_question, _answers), seed, _read)
     if "train" in splits and "validation" not in splits:
         rows = splits["train"]
-        contexts = list(dict.fromkeys(inputs[1] for _, _, inputs, _ in rows if inputs))
+        contexts = list(dict.fromkeys(row.inputs[1] for row in rows if row.inputs))
         if len(contexts) < 2:
             source = arguments.train_file or arguments.dataset_name
             raise ValueError(f"{source}: all questions have the same context; give validation_file")
         # a model has seen the text of a question whose neighbours it was trained on
         chosen = np.random.default_rng(seed).permutation(len(contexts))[: max(1, len(contexts) // 10)]
         held_out = {contexts[i] for i in chosen}
-        move_to_validation(splits, {i for i, (_, _, inputs, _) in enumerate(rows) if inputs and inputs[1] in held_out})
-    for i, (place, row, *checked) in enumerate(test := splits.get("test", [])):
-        number = place if row.get("id") in (None, "") else str(row["id"])
-        test[i] = (place, {"id": number, "question": row.get("question")}, *checked)
+        move_to_validation(splits, {i for i, row in enumerate(rows) if row.inputs and row.inputs[1] in held_out})
+    for row in splits.get("test", []):
+        number = row.values.get("id")
+        if number in (None, ""):
+            number = row.place
+        row.values = {"id": str(number), "question": row.values.get("question")}
     return as_lists(arguments, splits)
 
 
-def _read(file: str, faults: Faults) -> Rows:
+def _read(file: str) -> Iterator[Row]:
     """Rows of a file; the questions of SQuAD's nested JSON as flat rows."""
-    for place, row in read_rows(file, faults=faults):
-        if not (isinstance(row, dict) and "data" in row):
-            yield place, row
+    for row in read_rows(file, is_strict=False):
+        if not (isinstance(row.values, dict) and "data" in row.values):
+            yield row
             continue
         try:
-            for title, entry in enumerate(row["data"], 1):
-                for paragraph, part in enumerate(entry["paragraphs"], 1):
-                    for number, question in enumerate(part["qas"], 1):
-                        place = f"{file}, title {title}, paragraph {paragraph}, question {number}"
-                        yield place, {"context": part["context"], **question}
+            yield from _nested(file, row.values["data"])
         except (KeyError, TypeError) as error:
             found = f"{file} has data that is not as in SQuAD ({type(error).__name__}: {error})"
             remedy = "write data, a list of titles with paragraphs, each with a context and qas"
             raise ValueError(f"{found}; {remedy}") from error
+
+
+def _nested(file: str, data: list) -> Iterator[Row]:
+    for title, entry in enumerate(data, 1):
+        for paragraph, part in enumerate(entry["paragraphs"], 1):
+            for number, question in enumerate(part["qas"], 1):
+                place = f"{file}, title {title}, paragraph {paragraph}, question {number}"
+                yield Row(place, {"context": part["context"], **question})
 
 
 def checked_question(row: dict) -> list[str]:
@@ -118,14 +125,17 @@ def checked_answers(answers: Any, context: str) -> dict[str, list]:
 
 def _lists(answers: Any) -> tuple[list, list]:
     """Texts and starts, from a dict of two lists, from a list of answers, or from one answer."""
-    answers = [answers] if isinstance(answers, dict) and isinstance(answers.get("text"), str) else answers
+    if isinstance(answers, dict) and isinstance(answers.get("text"), str):
+        answers = [answers]
     try:
         if isinstance(answers, dict):
-            texts, starts = (answers[name] for name in ("text", "answer_start")) if answers else ([], [])
+            lists = answers or {"text": [], "answer_start": []}
         else:
-            texts, starts = ([answer[name] for answer in answers] for name in ("text", "answer_start"))
-        if len(texts) == len(starts) and not isinstance(texts, str):
-            return list(texts), [start.item() if isinstance(start, np.integer) else start for start in starts]
+            lists = {name: [answer[name] for answer in answers] for name in ("text", "answer_start")}
+        texts = list(lists["text"])
+        starts = list(lists["answer_start"])
+        if len(texts) == len(starts):
+            return texts, [start.item() if isinstance(start, np.integer) else start for start in starts]
     except (KeyError, TypeError):
         pass
     raise ValueError(f"'answers' is {answers!r:.80}; write the lists text and answer_start, of the same length")

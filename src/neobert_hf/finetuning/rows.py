@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 from unicodedata import normalize
 
@@ -16,13 +17,14 @@ import numpy as np
 from datasets import ClassLabel, load_dataset
 from transformers.hf_argparser import HfArg
 
-from ..data.rows import SHOWN, Fault, Faults, Rows, checked_text, read_rows, trimmed
+from ..data.lengths import DEFAULT_LENGTH
+from ..data.rows import SHOWN, Row, checked_text, read_rows, trimmed
 from ..files import messages
-from ..files.output import check_target
-from .predictions import PREDICTION, PREDICTION_COLUMNS, PREDICTION_FORMATS
+from ..files.output import check_file, check_is_no_input
+from .predictions import PREDICTION_COLUMNS, PREDICTION_FORMATS
 
 EXAMPLE_CHARACTERS = 300
-FEW_ROWS = 5  # a class with fewer training rows is reported
+RARE = 5  # a class with fewer training rows is reported
 
 
 @dataclass
@@ -36,10 +38,13 @@ class LabelledDataArguments:
     )
     test_file: str = HfArg(default=None, help="The same for predictions; labels may be missing.")
     predictions_file: str = HfArg(default=None, help=".csv, .jsonl or .parquet. Default: in --output_dir.")
+    overwrite: bool = HfArg(default=False, help="Replace predictions and results of an earlier command.")
     dataset_name: str = HfArg(default=None, help="Dataset of the Hub, instead of files for training.")
     dataset_config: str = HfArg(default=None, help="Configuration of the dataset.")
     column_names: list[str] = HfArg(default=None, help="All columns of .csv or .tsv files without a line of names.")
-    max_seq_length: int = HfArg(default=512, help="Length in tokens at which texts are truncated, or of a window.")
+    max_seq_length: int = HfArg(
+        default=DEFAULT_LENGTH, help="Length in tokens at which texts are truncated, or of a window."
+    )
     max_train_rows: int = HfArg(default=None, help="Train on this number of rows, drawn at random.")
     skip_bad_rows: bool = HfArg(default=False, help="Leave out rows with a fault, and say how many.")
 
@@ -48,18 +53,18 @@ class LabelledDataArguments:
             raise ValueError("give train_file or dataset_name to train, or test_file alone to predict")
         if self.train_file and self.dataset_name:
             raise ValueError("give exactly one of train_file and dataset_name")
-        if self.validation_file and not self.train_file:
-            raise ValueError("validation_file belongs to train_file; a dataset has its own validation rows")
-        if self.predictions_file and not self.test_file:
-            raise ValueError("predictions_file belongs to test_file; give the rows to predict")
-        if self.predictions_file and Path(self.predictions_file).suffix not in PREDICTION_FORMATS:
-            formats = ", ".join(PREDICTION_FORMATS)
-            raise ValueError(f"predictions_file={self.predictions_file} has none of the suffixes {formats}; choose one")
         if self.predictions_file:  # before anything is trained
-            read = (self.train_file, self.validation_file, self.test_file)
-            check_target(Path(self.predictions_file), PREDICTION, inputs=read, way_out="name another predictions_file")
-        if self.max_train_rows is not None and self.max_train_rows < 2:
-            raise ValueError(f"max_train_rows={self.max_train_rows}; give 2 or more")
+            self._check_predictions_file(Path(self.predictions_file))
+
+    def _check_predictions_file(self, file: Path) -> None:
+        if not self.test_file:
+            raise ValueError("predictions_file belongs to test_file; give the rows to predict")
+        if file.suffix not in PREDICTION_FORMATS:
+            formats = ", ".join(PREDICTION_FORMATS)
+            raise ValueError(f"predictions_file={file} has none of the suffixes {formats}; choose one")
+        read = (self.train_file, self.validation_file, self.test_file)
+        check_is_no_input(file, read)
+        check_file(file, self.overwrite)
 
     @property
     def has_training(self) -> bool:
@@ -103,12 +108,14 @@ class LabelledRows:
     @property
     def example(self) -> list[str] | None:
         """The texts of the first validation or test row for a card, cut to some characters; None without such rows."""
-        if not (rows := self.validation or self.test):
+        rows = self.validation or self.test
+        if not rows:
             return None
-        inputs, longest = [column[0] for column in rows[:-1]], EXAMPLE_CHARACTERS
-        parts = inputs[0] if isinstance(inputs[0], tuple) else inputs
-        texts = [" ".join(text if isinstance(text, list) else text.split()) for text in parts]
-        return [text if len(text) <= longest else f"{text[:longest].rstrip()} ..." for text in texts]
+        parts = [column[0] for column in rows[:-1]]
+        if isinstance(parts[0], tuple):
+            parts = list(parts[0])
+        texts = [part if isinstance(part, str) else " ".join(part) for part in parts]
+        return [shorten(text, EXAMPLE_CHARACTERS, placeholder=" ...") for text in texts]
 
     def with_empty(self, predictions: list[dict]) -> list[dict]:
         """Return a row for each test row in their order: of the predictions, or with empty columns where it has no text."""
@@ -122,24 +129,12 @@ class LabelledRows:
         """Return a line about test rows without a prediction or outside the metrics; empty if there is none."""
         num_rows, num_texts, num_faults = len(self.test_rows), len(self.test_places), len(self.test_faults)
         has_labels = num_counted + num_faults > 0
-        first: dict[str, str] = {}
-        for place, reason in self.test_faults:
-            first.setdefault(reason, f"{place}: {reason}")
-        reasons = _first_of([*first.values()], "; ")
-        counts = {
-            "no text and an empty prediction": num_rows - num_texts,
-            "no label": num_texts - num_counted - num_faults if has_labels else 0,
-            f"a label that does not count ({reasons})": num_faults,
-        }
-        parts = [f"{number} {'has' if number == 1 else 'have'} {what}" for what, number in counts.items() if number]
-        over = f"; the metrics are over {num_counted} row{'s' * (num_counted > 1)}" if num_counted else ""
-        metrics = (over or "; there are no metrics") if has_labels else ""
-        return f"test: of {num_rows} rows, {', '.join(parts)}{metrics}" if parts else ""
-
-
-# A row after its check: its place, such as "a.csv, line 3", all of its columns, what `fit` takes of it (None without a text), and
-# its label: None if it is missing, and an error if it does not count. Only test rows lack them.
-Row = tuple[str, dict, list | None, Any]
+        if num_counted == num_rows or (num_texts == num_rows and not has_labels):
+            return ""
+        line = f"test: {num_rows} rows, {num_texts} with a text"
+        if has_labels:
+            line += f", {num_counted} with a label that counts in the metrics"
+        return "; ".join([line, *_first_of([f"{place}: {reason}" for place, reason in self.test_faults])])
 
 
 class Missing(ValueError):
@@ -151,20 +146,22 @@ class Columns:
     """What a reader takes of a row.
 
     Args:
-        texts: Columns of texts: the names that each may have, and what to do if no row has it.
+        texts: Columns of texts: the names that each may have.
         labels: The same of labels.
+        remedy: What to do if no row has one of them.
         check: Function from a row to its inputs. `Missing` says that it has no text, another ValueError is its fault.
         check_label: Function from a row and its inputs to the label, with the same errors.
     """
 
-    texts: dict[tuple, str]
-    labels: dict[tuple, str]
+    texts: Sequence[Sequence[str]]
+    labels: Sequence[Sequence[str]]
+    remedy: str
     check: Callable[[dict], list]
     check_label: Callable[[dict, list], Any]
 
 
 def read_splits(
-    arguments: LabelledDataArguments, columns: Columns, seed: int, read: Callable[[str, Faults], Rows] | None = None
+    arguments: LabelledDataArguments, columns: Columns, seed: int, read: Callable[[str], Iterable[Row]] | None = None
 ) -> tuple[dict[str, list[Row]], list[str]]:
     """Read and check the rows of all files, or of a dataset of the Hub.
 
@@ -175,7 +172,7 @@ def read_splits(
         arguments: Where the rows are.
         columns: What their columns mean.
         seed: Seed of the choice of `max_train_rows`.
-        read: Function from a file and a list of faults to places and rows; None takes `read_rows`.
+        read: Function from a file to its rows; None takes `read_rows`.
 
     Returns:
         Rows by split, and the names of the classes in the order of a ClassLabel of the Hub; none without one.
@@ -185,22 +182,25 @@ def read_splits(
             a column.
         OSError: A file cannot be read.
     """
-    faults: Faults = []
-    found, hub_names = _hub_rows(arguments, columns) if arguments.dataset_name else ({}, [])
-    files = {split: getattr(arguments, f"{split}_file") for split in ("train", "validation", "test")}
-    for split, file in files.items():
-        if file:
-            items = read(file, faults) if read else read_rows(file, column_names=arguments.column_names, faults=faults)
-            found[split] = list(items)
-    splits = {split: _checked(rows, split == "test", columns, faults) for split, rows in found.items()}
-    _judge(faults, sum(map(len, splits.values())), arguments.skip_bad_rows)
+    splits: dict[str, list[Row]] = {}
+    hub_names: list[str] = []
+    if arguments.dataset_name:
+        splits, hub_names = _hub_rows(arguments, columns)
+    for split in ("train", "validation", "test"):
+        file = getattr(arguments, f"{split}_file")
+        if file and read:
+            splits[split] = list(read(file))
+        elif file:
+            splits[split] = list(read_rows(file, column_names=arguments.column_names, is_strict=False))
     for split, rows in splits.items():
-        if len(rows) < (needed := 1 if split == "test" else 2):
-            name = files[split] or arguments.dataset_name
-            raise ValueError(f"{name}: {len(rows)} {split} rows; give at least {needed}")
-        if all(inputs is None for _, _, inputs, _ in rows):
-            texts = " or ".join(map(repr, itertools.chain(*columns.texts)))
-            raise ValueError(f"{rows[0][0]}: neither this row nor another one has a text in {texts}; name its column")
+        _check_rows(rows, columns, split == "test")
+    _leave_out(splits, arguments.skip_bad_rows)
+    for split, rows in splits.items():
+        needed = 1 if split == "test" else 2
+        num_texts = sum(row.inputs is not None for row in rows)
+        if num_texts < needed:
+            name = getattr(arguments, f"{split}_file") or arguments.dataset_name
+            raise ValueError(f"{name}: {num_texts} {split} rows with a text; give at least {needed}")
     wanted = arguments.max_train_rows
     if "train" in splits and wanted and wanted < len(splits["train"]):
         chosen = np.random.default_rng(seed).choice(len(splits["train"]), wanted, replace=False)
@@ -208,70 +208,92 @@ def read_splits(
     return splits, hub_names
 
 
-def _checked(found: list[tuple[str, Any]], is_test: bool, columns: Columns, faults: Faults) -> list[Row]:
-    objects = [(place, row) for place, row in found if isinstance(row, dict)]
-    labels = {name for names in columns.labels for name in names}
-    has_labels = not is_test or any(not is_missing(row.get(name)) for _, row in objects for name in labels)
-    names = dict.fromkeys(name for _, row in objects for name in row)
-    for of_column, remedy in (columns.texts | (columns.labels if has_labels else {})).items():
-        if objects and not names.keys() & {*of_column}:
-            lacking = f"no column {' or '.join(map(repr, of_column))} among {', '.join(names)}"
-            raise ValueError(f"{objects[0][0]}: {lacking}; {remedy}")
-    if is_test and (taken := [name for name in names if name in PREDICTION_COLUMNS or name.startswith("probability_")]):
-        raise ValueError(f"{objects[0][0]}: the column {taken[0]!r} has the name of what is predicted; rename it")
-    rows = []
-    for place, row in found:
-        inputs = label = None
+def _check_rows(rows: list[Row], columns: Columns, is_test: bool) -> None:
+    """Give each row its inputs, and its label or a fault."""
+    objects = [row for row in rows if isinstance(row.values, dict)]
+    of_labels = list(itertools.chain(*columns.labels))
+    has_labels = not is_test or any(not is_missing(row.values.get(name)) for row in objects for name in of_labels)
+    if objects:
+        wanted = [*columns.texts]
+        if has_labels:
+            wanted += columns.labels
+        _check_columns(objects, wanted, columns.remedy, is_test)
+    for row in rows:
+        if row.fault:
+            continue
         try:
-            if not isinstance(row, dict):
-                kind = type(row).__name__
+            if not isinstance(row.values, dict):
+                kind = type(row.values).__name__
                 raise ValueError(f"the row is a {kind}, not an object; write one JSON object on each line")
-            inputs = columns.check(row)
-            label = columns.check_label(row, inputs) if has_labels else None
+            row.inputs = columns.check(row.values)
+            if has_labels:
+                row.label = columns.check_label(row.values, row.inputs)
         except ValueError as error:
-            is_missing_value = isinstance(error, Missing)
-            if not is_test or (inputs is None and not is_missing_value):
-                faults.append(Fault(place, str(error)))
-                continue
-            label = None if is_missing_value else error
-        rows.append((place, row, inputs, label))
-    return rows
+            if not (is_test and isinstance(error, Missing)):
+                row.fault = str(error)
 
 
-def _judge(faults: Faults, num_good: int, skip: bool) -> None:
+def _check_columns(rows: list[Row], wanted: Sequence[Sequence[str]], remedy: str, is_test: bool) -> None:
+    place = rows[0].place
+    names = dict.fromkeys(itertools.chain(*(row.values for row in rows)))
+    for of_column in wanted:
+        if not names.keys() & {*of_column}:
+            lacking = f"no column {' or '.join(map(repr, of_column))} among {', '.join(names)}"
+            raise ValueError(f"{place}: {lacking}; {remedy}")
+    for name in names:
+        if is_test and (name in PREDICTION_COLUMNS or name.startswith("probability_")):
+            raise ValueError(f"{place}: the column {name!r} has the name of what is predicted; rename it")
+
+
+def _leave_out(splits: dict[str, list[Row]], skip: bool) -> None:
+    """Remove the rows with a fault, except test rows of which only the label has one; ValueError if none may be left out."""
+    faults = []
+    num_rows = 0
+    for split, rows in splits.items():
+        num_rows += len(rows)
+        splits[split] = []
+        for row in rows:
+            if row.fault and (split != "test" or row.inputs is None):
+                faults.append(f"{row.place}: {row.fault}")
+            else:
+                splits[split].append(row)
     if not faults:
         return
-    shown = _first_of([f"{fault.place}: {fault.reason}" for fault in faults], "; ")
-    count, num_lines = f"{len(faults)} of {len(faults) + num_good} rows", sum(fault.num_lines for fault in faults)
-    count += f" ({num_lines} lines)" if num_lines > len(faults) else ""
+    count = f"{len(faults)} of {num_rows} rows"
+    shown = "; ".join(_first_of(faults))
     if not skip:
-        verb = "has a fault" if len(faults) == 1 else "have faults"
-        raise ValueError(f"{count} {verb}: {shown}; correct or remove them, or leave them out by skip_bad_rows")
+        raise ValueError(f"faults in {count}: {shown}; correct or remove them, or leave them out by skip_bad_rows")
     messages.say(f"left out {count}: {shown}")
 
 
-def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict, list[str]]:
-    """Places and rows of the splits of a dataset, and the names of its classes."""
+def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict[str, list[Row]], list[str]]:
+    """Rows of the splits of a dataset, and the names of its classes."""
     data = load_dataset(arguments.dataset_name, arguments.dataset_config)
     if "train" not in data:
         found = f"{arguments.dataset_name} has the splits {', '.join(data)}"
         raise ValueError(f"{found} and no train; give its rows as files")
+    splits = {}
+    for split in ("train", "validation"):
+        if split in data:
+            splits[split] = [Row(f"{split}, row {number}", values) for number, values in enumerate(data[split])]
     features = data["train"].features
-    label_column = next((name for name in itertools.chain(*columns.labels) if name in features), None)
-    feature = features.get(label_column)
+    column_of_labels = next((name for name in itertools.chain(*columns.labels) if name in features), None)
+    feature = features.get(column_of_labels)
     feature = getattr(feature, "feature", feature)  # of a list
-    names = list(map(trimmed, feature.names)) if isinstance(feature, ClassLabel) else []
+    if not isinstance(feature, ClassLabel):
+        return splits, []
+    names = list(map(trimmed, feature.names))
+    for row in itertools.chain(*splits.values()):
+        row.values[column_of_labels] = _named(row.values[column_of_labels], names)
+    return splits, names
 
-    def named(label: Any) -> Any:
-        if isinstance(label, list):
-            return [named(one) for one in label]
-        return names[label] if label is not None and label >= 0 else None  # -1 stands for no label
 
-    def rows(split: str) -> list[tuple[str, dict]]:
-        more = ({label_column: named(label)} for label in data[split][label_column]) if names else itertools.repeat({})
-        return [(f"{split}, row {number}", row | new) for number, (row, new) in enumerate(zip(data[split], more))]
-
-    return {split: rows(split) for split in ("train", "validation") if split in data}, names
+def _named(label: Any, names: Sequence[str]) -> Any:
+    if isinstance(label, list):
+        return [_named(one, names) for one in label]
+    if label is None or label < 0:  # -1 stands for no label
+        return None
+    return names[label]
 
 
 def column(row: dict, *names: str) -> Any:
@@ -302,9 +324,11 @@ def filled(texts: dict[str, Any]) -> list[str]:
     return found
 
 
-def as_list(value: Any) -> Any:
+def listed(value: Any) -> Any:
     """Return a tuple or an array as a list, and any other value as it is."""
-    return list(value) if isinstance(value, tuple | np.ndarray) else value
+    if isinstance(value, tuple | np.ndarray):
+        return list(value)
+    return value
 
 
 def given_names(classes: Iterable[Any] | None) -> list[str]:
@@ -313,7 +337,9 @@ def given_names(classes: Iterable[Any] | None) -> list[str]:
     Raises:
         ValueError: A name is given twice, or is neither a string nor a number.
     """
-    names = [label_text(name) for name in (() if classes is None else classes)]
+    if classes is None:
+        return []
+    names = list(map(label_text, classes))
     if len({*names}) < len(names):
         raise ValueError(f"classes={names!r:.80} has a name twice; give each class once")
     return names
@@ -333,7 +359,8 @@ def label_text(value: Any) -> str:
         Missing: It is missing.
         ValueError: It is neither a string nor a number.
     """
-    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic):
+        value = value.item()
     if is_missing(value):
         raise Missing("the label is missing")
     if not isinstance(value, str | int | float):
@@ -368,52 +395,66 @@ def class_names(labels: Sequence[str], names: Sequence[str] | None = None, hint:
     for name in counts:
         alike[" ".join(normalize("NFC", name).casefold().split())].append(f"{name!r} ({counts[name]})")
     same = [" and ".join(group) for group in alike.values() if len(group) > 1]
-    few = [f"{name} ({counts[name]})" for name in counts if counts[name] < FEW_ROWS]
+    few = [f"{name} ({counts[name]})" for name in counts if counts[name] < RARE]
     warn("classes that differ only by upper and lower case or spaces", same, "write each in one way in all rows")
-    warn(f"classes with fewer than {FEW_ROWS} training rows, hard to learn", few)
+    warn(f"classes with fewer than {RARE} training rows, hard to learn", few)
     return list(names)
 
 
 def warn(what: str, examples: Sequence[str], remedy: str = "") -> None:
     """Print one line about the training rows, with the first of the examples, if there are any."""
     if examples:
-        messages.warn(f"{what}: {_first_of(examples)}{remedy and '; '}{remedy}")
+        parts = [f"{what}: {', '.join(_first_of(examples))}", remedy]
+        messages.warn("; ".join(filter(None, parts)))
 
 
 def _number_or_text(label: str) -> tuple:
-    return (0, int(label), label) if label.removeprefix("-").isdecimal() else (1, 0, label)
+    if label.removeprefix("-").isdecimal():
+        return (0, int(label), label)
+    return (1, 0, label)
 
 
-def _first_of(names: Sequence[str], separator: str = ", ") -> str:
-    return separator.join([*names[:SHOWN], *(["..."] if len(names) > SHOWN else [])])
+def _first_of(names: Sequence[str]) -> list[str]:
+    shown = list(names[:SHOWN])
+    if len(names) > SHOWN:
+        shown.append("...")
+    return shown
 
 
 def check_known(labels: Iterable[str], names: Mapping[str, Any], place: str = "") -> None:
     """Raise ValueError, which begins with the place, if a label is not one of the names, the keys of a mapping."""
-    if unknown := [label for label in labels if label not in names]:
-        raise ValueError(f"{place}unknown class {unknown[0]!r:.80}; the classes are {_first_of([*names])}")
+    for label in labels:
+        if label not in names:
+            raise ValueError(f"{place}unknown class {label!r:.80}; the classes are {', '.join(_first_of([*names]))}")
 
 
 def labels_of(label: Any) -> list:
     """Return a label as a list, also if it is one class, a number, or missing."""
-    return label if isinstance(label, list) else [] if label is None else [label]
+    if label is None:
+        return []
+    if isinstance(label, list):
+        return label
+    return [label]
 
 
 def settle(splits: dict[str, list[Row]], of_label: Callable[[Any], Any]) -> None:
     """Replace each label by what a function returns of it, if not None; of a ValueError, a label of a test row does not count."""
     for split, rows in splits.items():
-        for i, (place, row, inputs, label) in enumerate(rows):
+        for row in rows:
+            if row.label is None:
+                continue
             try:
-                found = None if label is None or isinstance(label, ValueError) else of_label(label)
-                label = label if found is None else found
+                found = of_label(row.label)
             except ValueError as error:
                 if split != "test":
-                    raise ValueError(f"{place}: {error}") from error
-                label = ValueError(str(error).partition("; ")[0])
-            rows[i] = (place, row, inputs, label)
+                    raise ValueError(f"{row.place}: {error}") from error
+                row.label, row.fault = None, str(error).partition("; ")[0]
+                continue
+            if found is not None:
+                row.label = found
 
 
-def hold_out(splits: dict[str, list[Row]], seed: int, keep_rare: bool = True) -> bool:
+def add_validation(splits: dict[str, list[Row]], seed: int, keep_rare: bool = True) -> bool:
     """Move a tenth of the training rows to `validation`, if there is no such split.
 
     The rows are sorted by their labels, at random within a label, and every tenth is held out. So each class, and each range of
@@ -429,8 +470,10 @@ def hold_out(splits: dict[str, list[Row]], seed: int, keep_rare: bool = True) ->
     """
     if "train" not in splits or "validation" in splits:
         return False
-    labels = [labels_of(label) for *_, label in splits["train"]]
-    counts = Counter(label for of_row in labels for label in set(of_row)) if keep_rare else {}
+    labels = [labels_of(row.label) for row in splits["train"]]
+    counts: Counter = Counter()
+    if keep_rare:
+        counts.update(label for of_row in labels for label in set(of_row))
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     order = [i for i in shuffled if not any(counts.get(label) == 1 for label in labels[i])]
     order = sorted(order or range(len(labels)), key=labels.__getitem__)
@@ -447,22 +490,32 @@ def move_to_validation(splits: dict[str, list[Row]], numbers: set[int]) -> None:
 
 def as_lists(arguments: LabelledDataArguments, splits: dict[str, list[Row]], **more) -> LabelledRows:
     """Return the rows of all splits as plain lists; `more` are further fields of `LabelledRows`."""
-
-    def columns(split: str) -> tuple | None:
-        rows = [(*inputs, label) for _, _, inputs, label in splits.get(split, ()) if inputs]
-        if not rows:
-            return None
-        *inputs, labels = map(list, zip(*rows))
-        labels = [None if isinstance(label, ValueError) else label for label in labels]  # of test rows, for `evaluate`
-        return (*inputs, labels if any(label is not None for label in labels) else None)
-
     hub: str | None = arguments.dataset_name
-    hub = None if hub and Path(hub).exists() else hub  # a folder of rows is a dataset too
+    if hub and Path(hub).exists():  # a folder of rows is a dataset too
+        hub = None
     trained_on = hub or Path(arguments.train_file or arguments.dataset_name or "").name
-    names = {"train": trained_on, "validation": Path(arguments.validation_file or "").name or trained_on}
-    names["test"] = Path(arguments.test_file or "").name
-    test, file = splits.get("test", ()), f"{arguments.test_file}, "
-    more["test_places"] = [i for i, (_, _, inputs, _) in enumerate(test) if inputs]
-    more["test_faults"] = [(place.removeprefix(file), str(y)) for place, _, _, y in test if isinstance(y, ValueError)]
-    parts = columns("train"), columns("validation"), columns("test")
-    return LabelledRows(*parts, [row for _, row, _, _ in test], names, hub, arguments.dataset_config, **more)
+    names = {
+        "train": trained_on,
+        "validation": Path(arguments.validation_file or "").name or trained_on,
+        "test": Path(arguments.test_file or "").name,
+    }
+    test = splits.get("test", [])
+    more["test_places"] = [i for i, row in enumerate(test) if row.inputs]
+    start = f"{arguments.test_file}, "
+    more["test_faults"] = [(row.place.removeprefix(start), row.fault) for row in test if row.fault]
+    train, validation = (_columns_of(splits.get(split, [])) for split in ("train", "validation"))
+    test_rows = [row.values for row in test]
+    config = arguments.dataset_config
+    return LabelledRows(train, validation, _columns_of(test), test_rows, names, hub, config, **more)
+
+
+def _columns_of(rows: list[Row]) -> tuple | None:
+    """The inputs and the labels of rows as lists; None for the labels if there is none."""
+    rows = [row for row in rows if row.inputs]
+    if not rows:
+        return None
+    inputs = map(list, zip(*(row.inputs or () for row in rows)))
+    labels = [row.label for row in rows]
+    if all(label is None for label in labels):
+        return (*inputs, None)
+    return (*inputs, labels)

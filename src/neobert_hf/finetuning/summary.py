@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..files.messages import say, say_next
-from ..files.output import matches, writing
-from ..runs.resume import files_of_model
+from ..files.output import writing
 
 MOST_SHOWN = 5  # classes in a line
 MOST_CLASSES = 40  # in a confusion matrix that a reader can read
@@ -77,8 +76,8 @@ def say_saved(folder: str | Path, *command: str, test_file: str = "NEW.csv") -> 
         command: Command of `neobert` that predicts with it, if there is one, and options of it.
         test_file: Name of a file that this command reads.
     """
-    names = files_of_model(folder)
-    shown = ", ".join(name for name in names if matches(Path(name), TOLD))
+    names = [file.name for pattern in TOLD for file in sorted(Path(folder).glob(pattern))]
+    shown = ", ".join(names)
     commands: list[tuple] = []
     if command:
         options = (
@@ -90,7 +89,7 @@ def say_saved(folder: str | Path, *command: str, test_file: str = "NEW.csv") -> 
             f"{folder}-new",
         )
         commands.append((*command, *options))
-    if "adapter_config.json" in names:
+    if Path(folder, "adapter_config.json").exists():
         say(f"{folder} has the adapter, {shown}")
     else:
         say(f"{folder} has the model, {shown}")

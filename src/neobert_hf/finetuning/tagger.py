@@ -64,6 +64,7 @@ class Tagger(Job):
     """
 
     auto_class = AutoModelForTokenClassification
+    kind = "tags"
     noun = "tagger"
     column_names = ("words", "tags")
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter, defaultdict
@@ -21,17 +22,17 @@ from .rows import (
     LabelledDataArguments,
     LabelledRows,
     Missing,
-    as_list,
+    add_validation,
     as_lists,
     check_known,
     class_names,
     column,
     filled,
     given_names,
-    hold_out,
     is_missing,
     label_text,
     labels_of,
+    listed,
     read_splits,
     settle,
     warn,
@@ -44,7 +45,7 @@ NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")  # 007 is a name
 AMOUNT = re.compile(r"([^\w\s]{1,2}|[A-Z]{3})?\s*(0|[1-9]\d*)([.,'\s]\d+)*\s*(/\s*\d+|\D{0,10})")
 THOUSANDS = re.compile(r"-?[1-9]\d{0,2}(\.\d{3})+")
 AS_NUMBERS = "to predict numbers, write them as 3.5, without a unit, and choose problem_type=regression"
-COLUMNS = ", or give columns of 0 and 1 by label_columns"
+OR_COLUMNS = ", or give columns of 0 and 1 by label_columns"
 TRUTHS = {"true": "1", "false": "0"}
 
 
@@ -63,14 +64,8 @@ class LabelledTextArguments(LabelledDataArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        texts, labels = self.text_columns, self.label_columns or [self.label_column]
-        if not 1 <= len(texts) <= 2:
-            raise ValueError(f"text_columns={' '.join(texts)} are {len(texts)} columns; name one or two")
-        if {*labels} & {*texts}:
-            names = f"text_columns={' '.join(texts)} and label_column={' '.join(labels)}"
-            raise ValueError(f"{names}: a column of texts cannot be that of the labels; name another")
-        if self.label_columns and self.label_separator:
-            raise ValueError("give one of label_columns and label_separator")
+        if not 1 <= len(self.text_columns) <= 2:
+            raise ValueError(f"text_columns={' '.join(self.text_columns)}; name one or two")
 
 
 def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Any = None) -> LabelledRows:
@@ -98,51 +93,59 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: An
     elif kind == "auto" and (names or arguments.label_separator):
         kind = MULTI
 
-    def check(row: dict) -> list:
-        column(row, *arguments.text_columns)  # one of them is enough
-        return [one_or_pair({name: row.get(name) for name in arguments.text_columns})]
-
-    of_texts = {(name,): "name it by text_columns" for name in arguments.text_columns}
-    of_labels = {(name,): f"name it by label_column{'s' * bool(arguments.label_columns)}" for name in label_columns}
-    columns = Columns(of_texts, of_labels, check, lambda row, _: _label(row, arguments, kind))
-    splits, hub_names = read_splits(arguments, columns, seed)
-    for rows in splits.values():
-        _check_texts([inputs[0] for _, _, inputs, _ in rows if inputs], rows[0][0])
+    splits, hub_names = read_splits(arguments, _columns_of(arguments, kind), seed)
     if kind == "auto":
-        kind = kind_of([label for *_, label in splits["train"]])
-        settle(splits, lambda label: of_kind(label, kind))
+        kind = kind_of([row.label for row in splits["train"]])
+    settle(splits, lambda label: of_kind(label, kind))
     if arguments.problem_type in ("auto", REGRESSION):
-        _warn_of_thousands([row.get(label_columns[0]) for rows in splits.values() for _, row, *_ in rows])
+        rows = itertools.chain(*splits.values())
+        _warn_of_thousands([row.values.get(label_columns[0]) for row in rows])
     if kind == REGRESSION:
         names = [label_columns[0]]
     else:
         if "train" in splits:
-            texts, labels = zip(*((inputs[0], label) for _, _, inputs, label in splits["train"] if inputs))
+            texts = [row.inputs[0] for row in splits["train"] if row.inputs]
+            labels = [row.label for row in splits["train"]]
             names = text_classes(texts, labels, names or hub_names)
         known = dict.fromkeys(names)
         settle(splits, lambda label: check_known(labels_of(label), known))
-    is_held_out = hold_out(splits, seed, keep_rare=kind != REGRESSION)
+    is_held_out = add_validation(splits, seed, keep_rare=kind != REGRESSION)
     return as_lists(arguments, splits, classes=list(names), problem_type=kind, is_held_out=is_held_out)
+
+
+def _columns_of(arguments: LabelledTextArguments, kind: str) -> Columns:
+    """What the arguments say of the columns of a row."""
+
+    def check(row: dict) -> list:
+        column(row, *arguments.text_columns)  # one of them is enough
+        return [one_or_pair({name: row.get(name) for name in arguments.text_columns})]
+
+    texts = [(name,) for name in arguments.text_columns]
+    labels = [(name,) for name in arguments.label_columns or [arguments.label_column]]
+    remedy = "name it by text_columns, label_column or label_columns"
+    return Columns(texts, labels, remedy, check, lambda row, _: _label(row, arguments, kind))
 
 
 def one_or_pair(texts: dict[str, Any]) -> str | tuple[str, str]:
     """Return a text, or a pair of texts as a tuple; arguments and errors are those of `filled`."""
-    return found[0] if len(found := filled(texts)) == 1 else (found[0], found[1])
+    found = filled(texts)
+    if len(found) == 1:
+        return found[0]
+    return found[0], found[1]
 
 
 def _label(row: dict, arguments: LabelledTextArguments, kind: str) -> Any:
     """The label of a row: a string, a list of strings, or a float."""
-    if names := arguments.label_columns:
+    names = arguments.label_columns
+    if names:
         if all(is_missing(row.get(name)) for name in names):
             raise Missing("the labels are missing")
         return [name for name in names if _is_set(column(row, name), name)]
-    label, separator = column(row, arguments.label_column), arguments.label_separator
-    if not separator:
-        return clean_label(label, kind)
-    if not isinstance(label, str):
-        label_text(label)  # an error of its own if it is missing
-        raise ValueError(f"the label {label!r:.80} is a {type(label).__name__}, not a text with {separator!r}")
-    return clean_label([part for part in label.split(separator) if trimmed(part)], kind)
+    label = column(row, arguments.label_column)
+    separator = arguments.label_separator
+    if separator and isinstance(label, str):
+        label = [part for part in label.split(separator) if trimmed(part)]
+    return clean_label(label, kind)
 
 
 def _is_set(value: Any, name: str) -> bool:
@@ -150,13 +153,6 @@ def _is_set(value: Any, name: str) -> bool:
     if number not in (0, 1):
         raise ValueError(f"the column {name!r} has {value!r:.80}; give 0 or 1")
     return number == 1
-
-
-def _check_texts(texts: Sequence, place: str) -> None:
-    for of_column in zip(*texts) if isinstance(texts[0], tuple) else [texts]:
-        if all(NUMBER.fullmatch(text.strip()) for text in of_column):
-            found = f"{place}: the texts are numbers only, such as {of_column[0]!r}"
-            raise ValueError(f"{found}; name the column of texts by text_columns")
 
 
 def _warn_of_thousands(labels: Sequence[Any]) -> None:
@@ -181,13 +177,15 @@ def clean_label(label: Any, kind: str) -> str | list[str] | float:
         Missing: The label is missing.
         ValueError: It is of another kind.
     """
-    label = as_list(label)
-    label = of_kind(label if isinstance(label, list) else label_text(label), kind)
+    label = listed(label)
+    if not isinstance(label, list):
+        label = label_text(label)
+    label = of_kind(label, kind)
     if not isinstance(label, list):
         return label
     labels = [label_text(one) for one in label]
     if len({*labels}) < len(labels):
-        raise ValueError(f"the label {label!r:.80} has a class twice; list the names of its classes{COLUMNS}")
+        raise ValueError(f"the label {label!r:.80} has a class twice; list the names of its classes{OR_COLUMNS}")
     return labels
 
 
@@ -195,7 +193,7 @@ def of_kind(label: Any, kind: str) -> Any:
     """Return a label as a number if the kind demands it, and another one as it is; the errors are those of `clean_label`."""
     is_list = isinstance(label, list)
     if kind not in ("auto", REGRESSION) and is_list != (kind == MULTI):
-        which = "a list" if is_list else "no list"
+        which = ("no list", "a list")[is_list]
         raise ValueError(f"the label {label!r:.80} is {which}; a label is a list if rows have several classes")
     if kind != REGRESSION:
         return label
@@ -221,10 +219,12 @@ def kind_of(labels: Sequence[str | list[str]]) -> str:
     texts = [label for label in labels if isinstance(label, str)]
     if len(texts) < len(labels):
         return MULTI
-    if all(re.fullmatch(r"-?\d+(,\d+)?", text) for text in texts) and (commas := [x for x in texts if "," in x]):
+    commas = [text for text in texts if "," in text]
+    if commas and all(re.fullmatch(r"-?\d+(,\d+)?", text) for text in texts):
         found = f"the labels are numbers with a decimal comma, such as {commas[0]!r}"
         raise ValueError(f"{found}; write points, and no commas of thousands")
-    numbers, counts = [number for text in texts if (number := as_number(text)) is not None], Counter(texts)
+    counts = Counter(texts)
+    numbers = [number for number in map(as_number, texts) if number is not None]
     if len(numbers) < len(texts):
         amounts = [f"{label!r} ({count})" for label, count in counts.most_common() if AMOUNT.fullmatch(label)]
         if len(amounts) > max(2, len(counts) / 2):
@@ -254,13 +254,21 @@ def text_classes(texts: Sequence, labels: Sequence[str | list[str]], names: Sequ
     rows = [[label] if isinstance(label, str) else sorted(label) for label in labels]
     every = [name for row in rows for name in row]
     if not names and isinstance(labels[0], list) and every and all(as_number(name) in (0, 1) for name in every):
-        raise ValueError(f"the lists of classes have 0 and 1 only; list the names of the classes of each row{COLUMNS}")
-    names, found, numbers = class_names(every, names, AS_NUMBERS), defaultdict(Counter), {}
+        raise ValueError(
+            f"the lists of classes have 0 and 1 only; list the names of the classes of each row{OR_COLUMNS}"
+        )
+    names = class_names(every, names, AS_NUMBERS)
+    by_number: dict[Any, str] = {}
     for name in names:
-        if (one := numbers.setdefault(as_number(name) if as_number(name) is not None else name, name)) != name:
-            raise ValueError(f"the classes {one!r} and {name!r} are one number; write it in one way in all rows")
+        number = as_number(name)
+        first = by_number.setdefault(name if number is None else number, name)
+        if first != name:
+            raise ValueError(f"the classes {first!r} and {name!r} are one number; write it in one way in all rows")
+    found: dict[str, Counter] = defaultdict(Counter)
     for text, row in zip(texts, rows):
-        found[" ".join(" | ".join([text] if isinstance(text, str) else text).split())][", ".join(row)] += 1
+        if not isinstance(text, str):
+            text = " | ".join(text)
+        found[" ".join(text.split())][", ".join(row)] += 1
     several = [f"{text!r:.60} {dict(counts)}" for text, counts in found.items() if len(counts) > 1]
     remedy = "give each text one label, or a list of its classes in one row"
     warn(f"texts with several labels ({len(several):,})", several, remedy)

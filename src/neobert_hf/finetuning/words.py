@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from transformers.hf_argparser import HfArg
 
-from ..data.rows import COMPRESSIONS, Fault, Faults, Rows, checked_text, read_lines, read_rows
+from ..data.rows import Row, checked_text, read_lines, read_rows, suffix_of
 from ..files.messages import say
 from .rows import (
     Columns,
     LabelledDataArguments,
     LabelledRows,
     Missing,
-    as_list,
+    add_validation,
     as_lists,
     check_known,
     class_names,
     column,
-    hold_out,
     label_text,
+    listed,
     read_splits,
     settle,
 )
@@ -71,26 +71,33 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Any = 
             the message names file and line. Or there is one tag only.
         OSError: A file cannot be read.
     """
-    names = [] if arguments.has_training else list(map(str, trained.classes_))
-    word_columns = (arguments.word_column,) if arguments.word_column else WORD_COLUMNS
-    tag_columns = (arguments.tag_column,) if arguments.tag_column else TAG_COLUMNS
+    names = []
+    if not arguments.has_training:
+        names = list(map(str, trained.classes_))
+    word_columns: tuple[str, ...] = WORD_COLUMNS
+    if arguments.word_column:
+        word_columns = (arguments.word_column,)
+    tag_columns: tuple[str, ...] = TAG_COLUMNS
+    if arguments.tag_column:
+        tag_columns = (arguments.tag_column,)
 
     columns = Columns(
-        {word_columns: "name it by word_column"},
-        {tag_columns: "name it by tag_column"},
+        [word_columns],
+        [tag_columns],
+        "name it by word_column or tag_column",
         lambda row: [checked_words(column(row, *word_columns))],
         lambda row, inputs: checked_tags(inputs[0], column(row, *tag_columns)),
     )
     read = partial(_rows, arguments=arguments, names=(word_columns[0], tag_columns[0]))
     splits, hub_names = read_splits(arguments, columns, seed, read)
     if "train" in splits:
-        tags = [tag for *_, tags in splits["train"] for tag in tags]
+        tags = list(chain.from_iterable(row.label for row in splits["train"]))
         names = tag_names(tags, hub_names)
         if scheme := tag_scheme(tags):
             say(f"tags of {scheme}: the model learns B- and I-, for pipelines; predictions are {scheme}")
     known = dict.fromkeys(names)
     settle(splits, lambda tags: check_known(to_iob2([tags], known)[0], known))
-    hold_out(splits, seed)
+    add_validation(splits, seed)
     return as_lists(arguments, splits, classes=list(names))
 
 
@@ -101,7 +108,7 @@ def checked_words(words: Any) -> list[str]:
         Missing: There are none, or all of them are empty.
         ValueError: They are no list, or a word is no text.
     """
-    words = as_list(words)
+    words = listed(words)
     if not isinstance(words, list | None):
         raise ValueError(f"the words are {words!r:.80}; give a list of words")
     texts = [checked_text(word, f"word {i}", is_strict=True) for i, word in enumerate(words or (), 1)]
@@ -117,9 +124,11 @@ def checked_tags(words: Sequence[str], tags: Any) -> list[str]:
         Missing: There are none, or one is missing.
         ValueError: They are no list, or not as many as the words.
     """
-    tags = as_list(tags)
+    tags = listed(tags)
+    if tags is None:
+        raise Missing("the tags are None; give a list of tags")
     if not isinstance(tags, list):
-        raise (Missing if tags is None else ValueError)(f"the tags are {tags!r:.80}; give a list of tags")
+        raise ValueError(f"the tags are {tags!r:.80}; give a list of tags")
     if len(words) != len(tags):
         raise ValueError(f"{len(words)} words and {len(tags)} tags; every word needs one tag")
     return [label_text(tag) for tag in tags]
@@ -144,7 +153,10 @@ def to_iob2(rows: Iterable[Sequence[str]], names: Iterable[str]) -> list[list[st
     known = set(names)
 
     def of_model(tag: str) -> str:
-        return other if tag not in known and (other := _iob2_tag(tag)) in known else tag
+        other = _iob2_tag(tag)
+        if tag not in known and other in known:
+            return other
+        return tag
 
     return [list(map(of_model, row)) for row in rows]
 
@@ -166,7 +178,12 @@ def from_iob2(rows: Iterable[Sequence[str]], scheme: str) -> list[list[str]]:
     for row in rows:
         is_first = [is_first for _, is_first in kinds_of(row)]
         is_last = [*is_first[1:], True]
-        found.append([tag if tag == "O" else letters[ends] + tag[1:] for tag, ends in zip(row, zip(is_first, is_last))])
+        tags = []
+        for tag, ends in zip(row, zip(is_first, is_last)):
+            if tag != "O":
+                tag = letters[ends] + tag[1:]
+            tags.append(tag)
+        found.append(tags)
     return found
 
 
@@ -180,23 +197,26 @@ def tag_names(tags: Sequence[str], names: Sequence[str] | None = None) -> list[s
         tags = list(map(_iob2_tag, tags))
     names = class_names(tags, iob2_names(names or ()), "give tags (tag_column)")
     if is_iob(names):
-        names += [inside for name in names if name.startswith("B-") and (inside := f"I-{name[2:]}") not in names]
+        inside = [f"I-{name[2:]}" for name in names if name.startswith("B-")]
+        names = list(dict.fromkeys(names + inside))
     return names
 
 
 def iob2_names(names: Sequence[str]) -> list[str]:
     """Return names of tags, once each: as B- and I- if `tag_scheme` knows them, because pipelines know no other letters."""
-    return list(dict.fromkeys(map(_iob2_tag, names) if tag_scheme(names) else names))
+    if tag_scheme(names):
+        names = list(map(_iob2_tag, names))
+    return list(dict.fromkeys(names))
 
 
-def _rows(file: str, faults: Faults, arguments: TaggedWordArguments, names: tuple[str, str]) -> Rows:
-    """Rows of a file, each after its place; those of CoNLL have columns of these names."""
-    path = Path(file)
-    is_conll = Path(path.stem if path.suffix in COMPRESSIONS else path).suffix in CONLL_SUFFIXES
-    return _conll_rows(file, arguments, names, faults) if is_conll else read_rows(file, faults=faults)
+def _rows(file: str, arguments: TaggedWordArguments, names: tuple[str, str]) -> Iterator[Row]:
+    """Rows of a file; those of CoNLL have columns of these names."""
+    if suffix_of(Path(file)) in CONLL_SUFFIXES:
+        return _conll_rows(file, arguments, names)
+    return read_rows(file, is_strict=False)
 
 
-def _conll_rows(file: str, arguments: TaggedWordArguments, names: tuple[str, str], faults: Faults) -> Rows:
+def _conll_rows(file: str, arguments: TaggedWordArguments, names: tuple[str, str]) -> Iterator[Row]:
     """Rows of a CoNLL file: each sentence with the place of its first line; without tags if its lines have one column.
 
     A line that begins with "#" and has another number of columns than the lines of words is a comment.
@@ -205,28 +225,40 @@ def _conll_rows(file: str, arguments: TaggedWordArguments, names: tuple[str, str
     first = next((line for _, line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
     separator = "\t" if "\t" in first else " +"
     num_columns = len(_columns(first, separator)) or 1
-    parts = [(place, _columns(line, separator), line.lstrip(" ").startswith("#")) for place, line in lines]
-    lines = [(place, found) for place, found, is_marked in parts if not is_marked or len(found) == num_columns]
     if first and num_columns == 1 and file != arguments.test_file:
         raise ValueError(f"{file} has one column; write on each line a word, a tab or a blank, and its tag")
-    chosen = ((arguments.word_column, 0), (arguments.tag_column, -1))
-    try:
-        word, tag = (int(number) - 1 if number else default for number, default in chosen)
-    except ValueError as error:
-        raise ValueError(f"{file}: word_column and tag_column of a CoNLL file are numbers, from 1") from error
-    if max(word, tag) >= num_columns:
-        raise ValueError(f"{file}: column {max(word, tag) + 1} of {num_columns}; choose an existing one")
-    for is_sentence, group in groupby(lines, lambda line: bool(line[1]) and not line[1][0].startswith("-DOCSTART-")):
-        places, sentence = zip(*group)
-        counts = [len(columns) for columns in sentence]
-        if is_sentence and {*counts} == {num_columns}:
-            values = {names[0]: [columns[word] for columns in sentence]}
-            yield places[0], values | ({names[1]: [columns[tag] for columns in sentence]} if num_columns > 1 else {})
-        elif is_sentence:
-            i = next(i for i, count in enumerate(counts) if count != num_columns)
-            faults.append(Fault(places[i], f"{counts[i]} columns, but the first word has {num_columns}"))
+    word = _number_of(arguments.word_column, file, num_columns, 0)
+    tag = _number_of(arguments.tag_column, file, num_columns, -1)
+    parts = []
+    for place, line in lines:
+        columns = _columns(line, separator)
+        if len(columns) == num_columns or not line.lstrip(" ").startswith("#"):
+            parts.append((place, columns))
+    for is_sentence, group in groupby(parts, lambda part: bool(part[1]) and not part[1][0].startswith("-DOCSTART-")):
+        if not is_sentence:
+            continue
+        sentence = list(group)
+        bad = next((part for part in sentence if len(part[1]) != num_columns), None)
+        if bad:
+            yield Row(bad[0], None, f"{len(bad[1])} columns, but the first word has {num_columns}")
+            continue
+        values = {names[0]: [columns[word] for _, columns in sentence]}
+        if num_columns > 1:
+            values[names[1]] = [columns[tag] for _, columns in sentence]
+        yield Row(sentence[0][0], values)
+
+
+def _number_of(name: str | None, file: str, num_columns: int, default: int) -> int:
+    """The index of the column that an option names by its number from 1."""
+    if not name:
+        return default
+    if name not in map(str, range(1, num_columns + 1)):
+        raise ValueError(f"{file}: word_column and tag_column of CoNLL are numbers from 1 to {num_columns}, not {name}")
+    return int(name) - 1
 
 
 def _columns(line: str, separator: str) -> list[str]:
     """Columns of a line; none of an empty one."""
-    return re.split(separator, line.strip(" ")) if line.strip() else []
+    if not line.strip():
+        return []
+    return re.split(separator, line.strip(" "))

@@ -23,9 +23,10 @@ from loguru import logger
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from ..data.wordpiece import plain_tokenizer, tokenizer_hash
+from ..data.lengths import plain_tokenizer
+from ..data.wordpiece import tokenizer_hash
 from ..files.json_files import read_json
-from ..files.output import file_hash, write_json, writing
+from ..files.output import check_folder, file_hash, saving, write_json, writing
 from ..runs.resume import LOCK, lock_run
 from .corpus import Corpus
 from .documents import ENDS_DTYPE, MANIFEST, Documents, is_whole, task_files
@@ -71,12 +72,12 @@ def tokenize(
     folder = Path(folder).resolve()
     is_local = executor == "local"
     is_finished = (folder / MANIFEST).exists()  # a finished folder may be read-only
-    with lock_run(folder) if is_local and not is_finished else nullcontext():
+    with lock_run(folder, SETTINGS) if is_local and not is_finished else nullcontext():
         steps, tasks = tokenizing_tasks(corpus, tokenizer, folder, tasks, workers)
         if steps:
             logger.disable("datatrove")  # an error reaches the caller; the log would show it again
             options = _local_options(workers, tasks) if is_local else {"workers": workers or -1}
-            with default_sigterm():
+            with default_sigterm(), saving(folder):
                 executor_class(steps, tasks, logging_dir=str(folder / LOGS), **options).run()
             write_manifest(folder)
     return Documents(folder)
@@ -139,14 +140,11 @@ def tokenizing_tasks(
 
 
 def _check_folder(folder, settings, begun):
-    """Raise ValueError if the folder holds documents of something else than its settings, or other files."""
-    if not begun:
-        others = [file for file in folder.glob("*") if not file.name.endswith(".part") and file.name != LOCK]
-        if others:
-            raise ValueError(f"{folder} is not empty and holds no documents; choose another folder")
-        return
+    """Raise ValueError if the folder holds documents of something else than its settings, FileExistsError for other files."""
     different = [name for name in sorted(settings) if settings[name] != begun.get(name)]
-    if different:
+    if not begun:
+        check_folder(folder, LOCK)
+    elif different:
         details = "; ".join(f"{name} is {begun.get(name)} there and {settings[name]} here" for name in different)
         raise ValueError(
             f"{folder} holds documents of something else: {details}. Choose another folder, or remove this one"

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, SequentialSampler
 from transformers import TrainerCallback, TrainerState
 from transformers.integrations import unset_hf_deepspeed_config
 
-from ..files.output import writing
+from ..files.output import saving, writing
 from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs.manifests import STATE, CheckedCheckpoints
 from ..runs.resume import METRICS, last_complete_checkpoint
@@ -134,7 +134,8 @@ class PretrainingTrainer(CheckedCheckpoints):
             logs |= self._held_out_figures()
         super().log(logs, start_time)
         if self.is_world_process_zero():
-            with Path(self.args.output_dir, METRICS).open("a", encoding="utf-8") as file:
+            metrics = Path(self.args.output_dir, METRICS)
+            with saving(metrics), metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(self.state.log_history[-1]) + "\n")
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:

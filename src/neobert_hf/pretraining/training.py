@@ -20,7 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
-from ..checkpoints.trust import load_tokenizer
+from ..checkpoints.tokenizer import load_tokenizer
 from ..data.wordpiece import tokenizer_hash
 from ..files.json_files import read_json
 from ..files.messages import say
@@ -28,7 +28,6 @@ from ..files.output import saving
 from ..model.checkpoint_neobert import check_model_type
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import NeoBERTForMaskedLM
-from ..runs.manifests import what_is_left
 from ..runs.progress import without_bars
 from ..runs.resume import RUN, SUMMARY, lock_run, train_or_resume
 from .arguments import CorpusArguments, PretrainingArguments, record_of
@@ -63,7 +62,7 @@ def pretrain(
 ) -> PretrainingTrainer:
     """Train a model by a recipe, evaluate it on held-out text, and save it with a summary in `training.output_dir`.
 
-    After an interruption, the same call with `resume_from_checkpoint="last"` resumes exactly. The output folder is locked against
+    After an interruption, the same call resumes exactly. The output folder is locked against
     other runs.
 
     Args:
@@ -344,8 +343,7 @@ def finish(trainer: PretrainingTrainer, run: dict, record: dict) -> None:
     trainer.model.config.sparse_prediction = False
     if trainer.is_fsdp_enabled:  # one file, even if checkpoints are sharded
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-    folder = trainer.args.output_dir
-    with saving(Path(folder), what_is_left(folder)), without_bars():
+    with saving(Path(trainer.args.output_dir)), without_bars():
         trainer.save_model()
     if not trainer.is_world_process_zero():
         return

@@ -10,11 +10,12 @@ from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerFast
 
 from ..checkpoints.record import write_record
-from ..checkpoints.trust import load_tokenizer
+from ..checkpoints.tokenizer import load_tokenizer
 from ..data.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece
 from ..files.output import new_folder
 from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs.progress import without_bars
+from ..runs.resume import take_folder
 from .arguments import CorpusArguments, PretrainingArguments
 from .corpus import open_corpus
 
@@ -139,7 +140,7 @@ def write_adapted_model(
         if not is_same:
             raise ValueError(f"{folder} holds another model or tokenizer; give another output_dir, or remove it")
         return str(folder)
-    with new_folder(folder) as part:
+    with take_folder(folder.parent), new_folder(folder) as part:
         adapted.save_pretrained(part)
         new.save_pretrained(part)
         write_record(part, training, source=source, rows={}, settings={}, remark="The vocabulary is new.")

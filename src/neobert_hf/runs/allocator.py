@@ -1,10 +1,7 @@
 """`tune_allocator`: keep freed memory in the process; otherwise every large tensor costs one page fault per 4 kB."""
 
 import ctypes
-import logging
 import platform
-
-logger = logging.getLogger(__name__)
 
 # Option numbers of glibc's malloc.h, and the values that `tune_allocator` sets.
 MALLOPT = {
@@ -24,13 +21,9 @@ def tune_allocator() -> bool:
         MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=268435456 python ...
 
     Returns:
-        True if the allocator was tuned; False if malloc refused an option; False with a warning if the C library is not glibc
-        (macOS, Windows, musl).
+        True if the allocator was tuned; False if malloc refused an option, or the C library is not glibc (macOS, Windows, musl).
     """
-    library = platform.libc_ver()[0]
-    if platform.system() != "Linux" or library != "glibc":
-        found = f"{platform.system()} with {library or 'another C library'}"
-        logger.warning(f"tune_allocator() changes glibc's malloc on Linux only; nothing changed on {found}")
+    if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return all([mallopt(option, value) == 1 for option, value in MALLOPT.values()])

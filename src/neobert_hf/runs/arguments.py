@@ -21,8 +21,8 @@ LAUNCHED = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")  # by accelerate l
 BATCH, STEP_TOKENS = 16, 640  # rows of a step; tokens of a step of short texts
 FEW_ROWS = 100  # validation rows; with fewer, one row more or less changes F1 by a percent or more
 RESUME = (
-    "last, to resume from the newest complete checkpoint in output_dir; auto, to do so if output_dir has one and start "
-    "otherwise; or the folder of a checkpoint."
+    "auto, to resume from the newest complete checkpoint in output_dir if it has one, and start otherwise; last, which is an "
+    "error if it has none; or the folder of a checkpoint."
 )
 
 
@@ -53,8 +53,6 @@ class PrecisionArguments(Mixin):
             raise ValueError(f"{fault}; omit it. torch_compile=True fuses operations")
         if self.disable_tqdm is None:  # a bar in a file is one line for each step
             self.disable_tqdm = not sys.stderr.isatty() and "ipykernel" not in sys.modules
-        if self.resume_from_checkpoint is True:  # as in Trainer.train
-            self.resume_from_checkpoint = "last"
         has_shares = int(transformers.__version__.split(".")[0]) >= 5  # older versions have them in warmup_ratio
         if 0 < self.warmup_steps < 1 and not has_shares:
             self.warmup_ratio = self.warmup_ratio or self.warmup_steps
@@ -74,7 +72,7 @@ class PrecisionArguments(Mixin):
 class ResumeArguments(PrecisionArguments):
     """Training arguments whose resume is exact, unless the user allows an inexact resume."""
 
-    resume_from_checkpoint: str | None = HfArg(default=None, help=RESUME)
+    resume_from_checkpoint: str | None = HfArg(default="auto", help=RESUME)
     resume_inexactly: bool = HfArg(
         default=False,
         help="Resume with a warning if the optimizer state, random states or the manifest is missing or the number of processes "

@@ -8,14 +8,13 @@ from typing import Any, get_type_hints
 
 from transformers.hf_argparser import HfArgumentParser, string_to_bool
 
-from neobert_cli.parser import HelpFormatter, Parser
+from neobert_cli.parser import Parser
 
 from ..checkpoints import MINI_MODEL_PATH
 from ..files.errors import correctable, one_line, run_command
 from .machine import limit_threads
 
 LIBRARIES = ("transformers", "sentence_transformers")  # --help_all lists their arguments
-METAVARS = {int: "INT", float: "FLOAT", string_to_bool: "BOOL"}
 
 
 class CommandParser(Parser, HfArgumentParser):
@@ -34,20 +33,22 @@ class CommandParser(Parser, HfArgumentParser):
     def __init__(self, dataclass_types, **kwargs: Any):
         types: list[Any] = [dataclass_types] if is_dataclass(dataclass_types) else list(dataclass_types)
         for dataclass_type in types:
-            dataclass_type._argument_group_name = dataclass_type.__doc__.partition("\n")[0].partition(".")[0]
-        shape = {"usage": "%(prog)s --ARGUMENT VALUE ...", "formatter_class": HelpFormatter, "add_help": False}
-        super().__init__(types, **shape | kwargs)  # type: ignore[arg-type]  # of HfArgumentParser
+            title, _, _ = dataclass_type.__doc__.partition(".")
+            dataclass_type._argument_group_name = title
+        super().__init__(types, usage="%(prog)s --ARGUMENT VALUE ...", add_help=False, **kwargs)
+        self.own_options = set()
+        texts = {}
         classes: list[Any] = [base for each in types for base in reversed(each.__mro__) if is_dataclass(base)]
-        every = [each for base in classes for each in fields(base)]
-        # a field that is declared again without a text keeps the text of the library
-        texts = {each.name: each.metadata["help"] for each in every if "help" in each.metadata}
+        for base in classes:
+            # a field that is declared again without a text keeps the text of the library
+            texts |= {each.name: each.metadata["help"] for each in fields(base) if "help" in each.metadata}
+            if base.__module__.split(".")[0] not in LIBRARIES:
+                self.own_options |= {f"--{name}" for name in get_annotations(base)}
         for action in self._actions:
             action.help = texts.get(action.dest, "") + " (required)" * action.required
-            action.metavar = None if action.choices else METAVARS.get(action.type, "TEXT")
             if action.type is string_to_bool:  # a switch whose default is None is one too
-                action.nargs, action.const = "?", True
-        own = [base for base in classes if base.__module__.split(".")[0] not in LIBRARIES]
-        self.own_options = {f"--{name}" for base in own for name in get_annotations(base)}
+                action.nargs = "?"
+                action.const = True
         if not self.own_options.issuperset(f"--{name}" for name in texts):
             self.own_options.add("--help_all")
             self.epilog = "All arguments of the library's TrainingArguments are accepted too; --help_all lists them."

@@ -29,14 +29,20 @@ def limit_threads() -> None:
 def environment() -> dict:
     """Return processor, its vector instructions, number of cores, GPU, and the versions of Python, torch and transformers."""
     file = Path("/proc/cpuinfo")
-    lines = file.read_text().split("\n\n")[0].splitlines() if file.exists() else []
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    facts: dict[str, str] = {}
+    if file.exists():
+        first, _, _ = file.read_text().partition("\n\n")
+        for line in first.splitlines():
+            name, _, value = line.partition(":")
+            facts[name.strip()] = value.strip()
     processor = facts.get("model name") or platform.processor() or platform.machine()
-    if generation := EPYC_GENERATIONS.get((facts.get("cpu family", ""), facts.get("model", ""))):
-        processor += f", {generation} generation" if processor == "AMD EPYC" else ""
+    if processor == "AMD EPYC":
+        generation = EPYC_GENERATIONS.get((facts["cpu family"], facts["model"]))
+        processor += f", {generation} generation" if generation else ""
     instructions = torch.backends.cpu.get_cpu_capability().replace("AVX512", "AVX-512")
     instructions += " with bf16" if has_bf16_instructions() else " only"
-    instructions += " and AMX" if has_amx() else ""
+    if has_amx():
+        instructions += " and AMX"
     if instructions == "AVX2 only" and "avx512f" in facts.get("flags", "").split():
         instructions += " (its AVX-512 hidden)"  # by ATEN_CPU_CAPABILITY
     return {

@@ -22,20 +22,13 @@ STATE = "trainer_state.json"
 def numbered_checkpoints(folder: str | Path) -> list[Path]:
     """Return every path named checkpoint-N in a folder, highest step first."""
     paths = Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-    return sorted((path for path in paths if _step_of(path) >= 0), key=_step_of, reverse=True)
+    return sorted((path for path in paths if step_of(path) >= 0), key=step_of, reverse=True)
 
 
-def _step_of(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
     """The step in the name of a checkpoint; -1 if there is none."""
     step = checkpoint.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
     return int(step) if step.isdecimal() else -1
-
-
-def what_is_left(folder: str | Path) -> str:
-    """Return the end of the message of a failed write into a folder of a run: whether it holds a checkpoint to resume from."""
-    if any((path / MANIFEST).is_file() for path in numbered_checkpoints(folder)):
-        return "earlier checkpoints are complete; if the disk is full, free space, and resume_from_checkpoint=last"
-    return f"{folder} holds no complete checkpoint"
 
 
 class CheckedCheckpoints(Trainer):
@@ -63,14 +56,13 @@ class CheckedCheckpoints(Trainer):
         # Trainer would remove older checkpoints before this one is complete.
         limit, args.save_total_limit = args.save_total_limit, None
         try:
-            with saving(folder, what_is_left(args.output_dir)), without_bars():
+            with saving(folder), without_bars():
                 if args.should_save:
                     folder.mkdir(parents=True, exist_ok=True)
                     (folder / UNFINISHED).touch()
                 super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()  # each process writes its own files
             if args.should_save:
-                (folder / "README.md").unlink(missing_ok=True)  # sentence-transformers shows texts of the training data
                 write_manifest(folder, is_exact=not args.save_only_model, num_processes=args.world_size)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
@@ -83,7 +75,8 @@ class CheckedCheckpoints(Trainer):
     def _remove_older_checkpoints(self, newest, limit):
         best = self.state.best_model_checkpoint
         kept = {newest.name, Path(best or newest).name}  # the path of a resumed run may be spelled otherwise
-        others = [path for path in numbered_checkpoints(newest.parent) if path.is_dir() and path.name not in kept]
+        ours = [path for path in numbered_checkpoints(newest.parent) if any(path.glob(f"{MANIFEST}*"))]
+        others = [path for path in ours if path.name not in kept]
         others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         for path in others[max(limit - len(kept), 0) :]:
             shutil.rmtree(path, ignore_errors=True)
@@ -100,7 +93,7 @@ def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int =
     paths = sorted(path for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith(MANIFEST))
     files = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in paths}
     manifest = {"is_exact": is_exact, "num_processes": num_processes, "files": files}
-    write_json(checkpoint / MANIFEST, manifest, what_is_left(checkpoint.parent))
+    write_json(checkpoint / MANIFEST, manifest)
     (checkpoint / UNFINISHED).unlink(missing_ok=True)
 
 
@@ -122,7 +115,7 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
         if not manifest.keys() >= {"files", "is_exact", "num_processes"}:
             raise ValueError(f"{checkpoint / MANIFEST} is damaged: it lacks files, is_exact or num_processes")
         inexact = _compare(checkpoint, manifest)
-    if _step_of(checkpoint) not in (-1, step):  # a copy under another name
+    if step_of(checkpoint) not in (-1, step):  # a copy under another name
         raise ValueError(f"{checkpoint} holds the state of step {step}")
     if exactly and inexact:
         raise ValueError(f"{'; '.join(inexact)}; give resume_inexactly to resume from it")

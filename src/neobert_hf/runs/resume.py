@@ -3,7 +3,7 @@
 import platform
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,12 @@ from accelerate.utils import broadcast_object_list
 from transformers import Trainer, TrainingArguments
 from transformers.utils import logging
 
-from ..checkpoints.record import CARD_IS_EDITED, CARD_WRITER, is_generated
-from ..checkpoints.trust import MODEL_FILES
 from ..files.json_files import read_json_object
 from ..files.messages import say
-from ..files.output import WRITTEN, check_target, matches, only_writer, write_json
+from ..files.output import RECORD, check_folder, only_writer, write_json
 from .allocator import tune_allocator
 from .arguments import ResumeArguments
-from .manifests import MANIFEST, STATE, UNFINISHED, check_checkpoint, numbered_checkpoints
+from .manifests import MANIFEST, STATE, UNFINISHED, check_checkpoint, numbered_checkpoints, step_of
 from .signals import SaveOnTerminate
 
 logger = logging.get_logger(__name__)
@@ -28,17 +26,7 @@ RUN = "run.json"
 SUMMARY = "training_summary.json"
 RECIPE = "recipe.yaml"  # of a pretraining: what repeats it
 LOCK = "_lock"  # Trainer does not upload files whose name begins with an underscore
-# What our trainings write beside them: adapters, records, scores, pictures and predictions.
-RESULTS = (
-    *("adapter_config.json", "adapter_model.safetensors", "base.json", "training.json", "training_args.bin"),
-    *("*_results.json", "classification_report_*.txt", "confusion_matrix_*.png", "training_curves.png"),
-    *("predictions.csv", "predictions.jsonl", SUMMARY, RECIPE),
-)
-# And what only a resume needs, and the logs.
 METRICS = "metrics.jsonl"
-EVENTS = "events.out.tfevents.*"  # of TensorBoard
-TRAINING_FILES: tuple[str, ...] = (RUN, LOCK, WRITTEN, METRICS, "checkpoint-[0-9]*/*", "checkpoint-[0-9]*/*/*")
-TRAINING_FILES += (f"runs/{EVENTS}", f"runs/*/{EVENTS}", f"runs/*/*/{EVENTS}")
 # Arguments that determine the loss curve; a resumed run must have the same values.
 CURVE = (
     *("max_steps", "num_train_epochs", "learning_rate", "learning_rate_mapping", "lr_scheduler_type"),
@@ -52,27 +40,41 @@ def curve_of(training: TrainingArguments) -> dict[str, Any]:
     return {name: value for name, value in training.to_dict().items() if name in CURVE}
 
 
-def files_of_model(folder: str | Path) -> list[str]:
-    """Return the names of the files at the root of a folder that belong to a saved model or to its results; code comes last."""
-    names = sorted(path.name for path in Path(folder).glob("*") if not path.is_dir())
-    found = [name for name in names if matches(Path(name), (*MODEL_FILES, *RESULTS))]
-    return sorted(found, key=lambda name: name.endswith(".py"))
+def take_folder(folder: Path, *own: str) -> AbstractContextManager[None]:
+    """Lock a folder against other runs, if it is new, empty, or that of a run before.
+
+    Args:
+        folder: Output folder of the run.
+        own: As of `lock_run`.
+
+    Raises:
+        FileExistsError: The folder holds what no run has written.
+    """
+    check_folder(folder, RUN, LOCK, *own)
+    return only_writer(folder, LOCK)
 
 
 @contextmanager
-def lock_run(folder: str | Path) -> Iterator[None]:
+def lock_run(folder: str | Path, *own: str) -> Iterator[None]:
     """Lock a run's folder against other trainings; create the folder if it does not exist.
+
+    A folder that somebody else has filled is refused, so that a run may replace all that it finds under the names that it writes.
 
     The lock ends with the process, also after a crash. The empty lock file remains; it locks nothing. A new folder is removed
     if an error ends the run before it has written anything but its identity.
 
+    Args:
+        folder: Output folder of the run: new, empty, or that of a run before.
+        own: Further names of files by which the run knows its folder.
+
     Raises:
+        FileExistsError: The folder holds what no run has written.
         ValueError: Another training runs in the folder.
         OSError: The folder cannot be written.
     """
     is_new = not Path(folder).exists()
     with ExitStack() as held:
-        _as_first_process(held.enter_context, only_writer(Path(folder), LOCK))
+        _as_first_process(lambda: held.enter_context(take_folder(Path(folder), *own)))
         try:
             yield
         except BaseException:
@@ -121,8 +123,8 @@ def begin_or_resume(
     Args:
         folder: Output folder of the run.
         run: Identity of the run as plain types: recipe, shape, data, tokenizer, seed.
-        resume_from_checkpoint: "last" for the newest complete checkpoint, "auto" for the same if there is a checkpoint at all,
-            or the path of a checkpoint; None starts a new run.
+        resume_from_checkpoint: "auto" or None for the newest complete checkpoint if there is one, "last" for the same with an
+            error if there is none, or the path of a checkpoint.
         exactly: Refuse a checkpoint that cannot be resumed exactly. Otherwise a warning says what is not exact; a damaged file
             is refused in both cases.
 
@@ -130,7 +132,7 @@ def begin_or_resume(
         The checkpoint to resume from, or None.
 
     Raises:
-        FileExistsError: The folder holds checkpoints, and the run does not resume from one of them; or it holds another model.
+        FileExistsError: The folder holds checkpoints, and the run cannot resume from one of them; or a finished training.
         FileNotFoundError: No checkpoint is complete.
         ValueError: The checkpoint belongs to another run, is damaged, or cannot be resumed exactly.
     """
@@ -138,50 +140,32 @@ def begin_or_resume(
 
 
 def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
-    written = [path for path in numbered_checkpoints(folder) if _is_kept(path)]
-    checkpoint = None
-    if resume_from_checkpoint == "auto":
-        resume_from_checkpoint = "last" if written else None
-    if resume_from_checkpoint == "last":
+    if resume_from_checkpoint in (None, True, "auto", "last"):
         checkpoint = last_complete_checkpoint(folder, exactly)
-        if checkpoint is None:
-            remedy = "give another output_dir" if written else "start without resume_from_checkpoint"
-            raise FileNotFoundError(f"{folder} holds no complete checkpoint; {remedy}")
-    elif resume_from_checkpoint is not None:
+    else:
         checkpoint = Path(resume_from_checkpoint)
         check_checkpoint(checkpoint, exactly)
-    if written and (checkpoint is None or checkpoint.parent.resolve() != folder.resolve()):
-        fault = f"{folder} holds {written[0].name} and no resume from this folder was requested"
-        raise FileExistsError(f"{fault}; give resume_from_checkpoint=last to resume from it, or another output_dir")
-    held = files_of_model(folder)
-    if not _is_of_run(folder, run):  # which was killed before its first checkpoint
-        held += [name for name in (METRICS, RUN) if (folder / name).exists()]
+    held = [path for path in numbered_checkpoints(folder) if _is_kept(path)]
     if checkpoint is not None and checkpoint.parent.resolve() == folder.resolve():
-        card = folder / "README.md"  # if somebody has changed it since, this is said before the training
-        if not is_generated(card):
-            check_target(card, CARD_WRITER, way_out=CARD_IS_EDITED)
-    elif held:
-        fault = f"{folder} holds {held[0]}, which the trained model would replace"
-        raise FileExistsError(f"{fault}; give another output_dir, or remove the file")
+        newer = [path for path in held if step_of(path) > step_of(checkpoint)]  # which the run would write again
+        held = [path for path in newer if exactly and not (path / MANIFEST).exists()]
+    elif (folder / RECORD).exists():  # the last file of a training
+        held.append(folder / RECORD)
+    if held:
+        fault = f"{folder} holds {held[0].name} of a training from which this run cannot resume"
+        raise FileExistsError(f"{fault}; give another output_dir, or remove it")
     if checkpoint is not None:
         _check_run(checkpoint, run, exactly)
+    elif resume_from_checkpoint == "last":
+        raise FileNotFoundError(f"{folder} holds no complete checkpoint; start without resume_from_checkpoint")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RUN, run)
     return checkpoint
 
 
-def _is_of_run(folder, run):
-    """Whether the folder holds the identity of a run of this kind."""
-    try:
-        return not run.keys().isdisjoint(read_json_object(folder / RUN))
-    except ValueError:
-        return False
-
-
 def _is_kept(checkpoint):
-    """Whether a new run must not overwrite the checkpoint: it is complete, or a plain Trainer wrote it."""
-    is_of_trainer = (checkpoint / STATE).is_file() and not (checkpoint / UNFINISHED).is_file()
-    return (checkpoint / MANIFEST).is_file() or is_of_trainer
+    """Whether a run must not overwrite the checkpoint: it holds more than a save that was interrupted."""
+    return checkpoint.is_dir() and any(checkpoint.iterdir()) and not (checkpoint / UNFINISHED).exists()
 
 
 def _check_run(checkpoint, run, exactly):
@@ -201,7 +185,8 @@ def _check_run(checkpoint, run, exactly):
 def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: ResumeArguments, run: dict) -> Trainer:
     """Train from the start, or from the checkpoint that the arguments name; SIGTERM and Ctrl-C save a checkpoint first.
 
-    On a CPU, the memory allocator of the process is tuned (`tune_allocator`).
+    If the training is finished, its last checkpoint is loaded, and a line says so. On a CPU, the memory allocator of the process
+    is tuned (`tune_allocator`).
 
     Args:
         make_trainer: Returns the trainer; called with the checkpoint to resume from, or None, when the folder is known to be free
@@ -213,13 +198,14 @@ def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: Re
         The trainer after the training.
 
     Raises:
-        FileExistsError: The folder holds checkpoints of another run.
+        FileExistsError: As of `begin_or_resume`.
         ValueError: A checkpoint is damaged or belongs to another run.
     """
     exactly = not training.resume_inexactly
     if training.device.type == "cpu" and platform.libc_ver()[0] == "glibc":
         tune_allocator()
     checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
+    begun_at = checkpoint and read_json_object(checkpoint / STATE)["global_step"]
     trainer = make_trainer(checkpoint)
     if training.bf16:
         say("bf16=True: matrix products in bf16, weights in float32")
@@ -230,4 +216,6 @@ def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: Re
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     finally:  # an error ends the training without `on_train_end`
         signals.restore_handlers()
+    if trainer.state.global_step == begun_at:
+        say(f"{training.output_dir} holds this training, which is finished; give another output_dir to train again")
     return trainer

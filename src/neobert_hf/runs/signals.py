@@ -65,7 +65,7 @@ class SaveOnTerminate(TrainerCallback):
         self.restore_handlers()
         if self._agreed_signal:
             if state.is_world_process_zero:
-                message = "rerun the command with --resume_from_checkpoint last to resume"
+                message = "rerun the command to resume"
                 logger.warning(f"stopped at step {state.global_step}; {message}")
             raise SystemExit(128 + self._agreed_signal)
 

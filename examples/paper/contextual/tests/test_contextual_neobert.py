@@ -284,16 +284,8 @@ def test_a_refused_context_changes_nothing(contextual, batch, documents, value, 
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        (lambda ids, mask: {"attention_mask": mask * 0}, ValueError, "a row of attention_mask has no real token"),
-        (lambda ids, mask: {"input_ids": ids + 96}, IndexError, "index out of range"),
-        (lambda ids, mask: {"attention_mask": mask[:, :2]}, (ValueError, RuntimeError), "shape|size"),
-        (lambda ids, mask: {"attention_mask": mask * 0.5}, ValueError, "values other than 0 and 1"),
         (lambda ids, mask: {"dataset_embeddings": torch.zeros(SIZE + 1, 32)}, ValueError, "but this model reads"),
-        (
-            lambda ids, mask: {"cu_seq_lens_q": torch.tensor([0, 7])},
-            TypeError,
-            "no argument cu_seq_lens_q; give padded",
-        ),
+        (lambda ids, mask: {"cu_seq_lens_q": ids[0]}, TypeError, "no argument cu_seq_lens_q; give padded"),
         (lambda ids, mask: {"labels": ids}, TypeError, "no argument labels"),
     ],
 )

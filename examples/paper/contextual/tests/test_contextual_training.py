@@ -16,7 +16,7 @@ pytest.importorskip("sentence_transformers", reason="embeddings need sentence-tr
 
 import contextual_training
 import train_contextual
-from conftest import SENTENCE, run_main
+from conftest import SENTENCE, files_of_pairs, flags, json_lines, losses_of, run_main
 from contextual_batches import (
     ROW_COLUMN,
     ContextualBatchSampler,
@@ -46,22 +46,12 @@ from safetensors.numpy import save_file
 from sentence_transformers import SentenceTransformer
 from sklearn.metrics import adjusted_rand_score
 
-from neobert_hf import NeoBERTModel
 from neobert_hf.embeddings import pairs_evaluator, sentence_transformer
 
 SIZE = 4  # context vectors
 WORDS = SENTENCE.split()
 DOCUMENTS = [f"{a} {b}" for a, b in zip(WORDS, WORDS[3:])]
 QUERIES = [f"the {document}" for document in DOCUMENTS]
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint, tokenizer, tmp_path_factory):
-    """A bare NeoBERT with its tokenizer."""
-    folder = tmp_path_factory.mktemp("bare")
-    NeoBERTModel.from_pretrained(checkpoint).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture
@@ -118,17 +108,6 @@ def test_epochs_have_other_batches_and_the_seed_determines_them():
 
     assert epoch(0) == epoch(0) and epoch(0) != epoch(1) and epoch(0) != epoch(0, seed=1)
     assert {frozenset(batch) for batch in epoch(0)} != {frozenset(batch) for batch in epoch(1)}
-
-
-def test_duplicates_of_a_document_are_false_negatives_and_the_own_document_never_is():
-    texts = ["fox", "dog", "fox", "house", "dog"]
-    rng = np.random.default_rng(0)
-    vectors = {text: rng.standard_normal(8) for text in texts}
-    documents = np.stack([vectors[text] / np.linalg.norm(vectors[text]) for text in texts]).astype(np.float32)
-    pairs = PairClusters(documents, documents, np.zeros(5, int))
-    expected = np.array([[a == b and i != j for j, b in enumerate(texts)] for i, a in enumerate(texts)])
-    assert np.array_equal(pairs.is_false_negative(np.arange(5)), expected)
-    assert np.array_equal(pairs.is_false_negative(np.array([4, 1])), [[False, True], [True, False]])
 
 
 def test_clusters_are_made_once_for_texts_and_settings_and_a_checkpoint_holds_the_name_of_their_file(folder, tmp_path):
@@ -244,11 +223,6 @@ def test_the_number_of_texts_with_gradients_is_that_of_one_mini_batch_and_each_g
             state.sum().backward()
 
 
-def test_three_columns_are_refused(model):
-    with pytest.raises(ValueError, match="the batch has 3 columns; give pairs"):
-        ContextualRankingLoss(model)([model.preprocess(DOCUMENTS[:2])] * 3)
-
-
 # ---------------------------------------------------------------------------------------------------------------- use
 
 
@@ -332,7 +306,11 @@ def test_the_evaluator_embeds_in_the_context_of_its_own_documents_and_restores_t
 def test_what_has_no_result_is_refused(model, folder, tmp_path):
     model.save(str(tmp_path / "saved"))
     save_file({"other": np.zeros(2)}, tmp_path / "a.safetensors")
+    triplets = json_lines(tmp_path / "triplets.jsonl", [{"q": "a", "p": "b", "n": "c"}])
+    arguments = ContextualArguments("model", train_files=[str(triplets)])
     cases = {
+        "the batch has 4 columns; give pairs": lambda: ContextualRankingLoss(model)(pairs(model, 2) * 2),
+        "triplets has the columns anchor, positive, negative_1; give pairs": lambda: open_pairs(arguments, 1),
         "corpus must be a list of at least one document": lambda: fit_context(model, "one text"),
         "corpus must be a list": lambda: fit_context(model, []),
         "reads no context; build one": lambda: fit_context(sentence_transformer(folder), DOCUMENTS),
@@ -361,12 +339,7 @@ def test_the_snippets_of_the_readme_run(tmp_path, monkeypatch):
 @pytest.fixture
 def command(folder, tmp_path):
     """Command line of the script: two datasets of pairs, the bare model as its own surrogate."""
-    rng = np.random.default_rng(0)
-    files = []
-    for name, count in {"large": 40, "small": 12}.items():
-        rows = [{"q": " ".join(rng.choice(WORDS, 3)), "d": " ".join(rng.choice(WORDS, 6))} for _ in range(count)]
-        files.append(str(tmp_path / f"{name}.jsonl"))
-        Path(files[-1]).write_text("\n".join(map(json.dumps, rows)))
+    files = files_of_pairs(tmp_path, large=40, small=12)
     options = dict(
         model_name_or_path=folder, surrogate_model=folder, validation_files=files[1], clusters_dir=tmp_path / "clusters",
         context_size=4, context_dropout=0, max_steps=6, save_steps=3, per_device_train_batch_size=4, learning_rate=1e-3,
@@ -374,16 +347,9 @@ def command(folder, tmp_path):
     )  # fmt: skip
 
     def build(output_dir, **changes):
-        flags = {**options, "output_dir": output_dir, **changes}
-        parts = [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
-        return ["--train_files", *files, *parts]
+        return flags({"train_files": files, **options, "output_dir": output_dir, **changes})
 
     return build
-
-
-def losses_of(folder):
-    state = json.loads(max(Path(folder).glob("checkpoint-*/trainer_state.json")).read_text())
-    return {entry["step"]: entry["loss"] for entry in state["log_history"] if "loss" in entry}
 
 
 @pytest.mark.slow
@@ -447,13 +413,6 @@ def test_a_wrong_command_line_is_refused(changes, message, command, tmp_path, ca
     with pytest.raises(SystemExit) as raised:
         run_main(train_contextual, *command(tmp_path / "run", **changes))
     assert message in f"{raised.value} {capsys.readouterr().err}"
-
-
-def test_triplets_are_refused(tmp_path):
-    file = tmp_path / "triplets.jsonl"
-    file.write_text(json.dumps({"q": "a", "p": "b", "n": "c"}))
-    with pytest.raises(ValueError, match="triplets has the columns anchor, positive, negative_1; give pairs"):
-        open_pairs(ContextualArguments("model", train_files=[str(file)]), 1)
 
 
 def test_the_stages_of_the_paper_are_read_by_source(monkeypatch):

@@ -1,7 +1,5 @@
 """A build publishes one NeoBERT of its own code only, and loses no file that it does not replace."""
 
-import importlib
-import itertools
 import json
 import os
 import shutil
@@ -9,21 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-import build as script
 import pytest
 import torch
-from conftest import change_config, contents, largest_file, reranker_of_modules, run_main, with_classes
+from building import build
+from conftest import change_config, contents, largest_file, reranker_of_modules, with_classes
 from huggingface_hub import ModelCard
 from transformers import BertConfig
+from verifying import verify
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
-from neobert_hf.checkpoints import build, verify, write_card
+from neobert_hf.checkpoints import write_card
+from neobert_hf.checkpoints.card import UNKNOWN_LICENSE
 from neobert_hf.checkpoints.record import GENERATED
 from neobert_hf.embeddings import open_embedding_model, sentence_transformer
 from neobert_hf.embeddings.reranking import open_reranker
 from neobert_hf.export.graphs import load_graph
-
-build_module = importlib.import_module("neobert_hf.checkpoints.build")
 
 
 def assert_refused(message, model, out, **options):
@@ -34,66 +32,24 @@ def assert_refused(message, model, out, **options):
     assert contents(out.parent) == before
 
 
-# ---------------------------------------------------------------------------------------- what a build may replace
+# ---------------------------------------------------------------------------------------- where a build writes
 
 
-OF_SOMEONE = ["thesis.tex", "train.py", "checkpoint-500/optimizer.pt", ".git/HEAD", ".hidden/config.json", "notes.txt"]
-OF_SOMEONE += ["a.json", "tokens_of_mine.json", "my_config.json", "other.safetensors", "train_neobert.py"]
-OF_SOMEONE += ["training.json", "another_model/model.safetensors", "2024_backup/model.safetensors"]
+@pytest.mark.parametrize("name", ["thesis.tex", "checkpoint-500/optimizer.pt", ".git/HEAD", "config.json"])
+def test_a_build_is_written_to_a_new_or_empty_folder_only(saved, tmp_path, name):
+    (tmp_path / "mine" / name).parent.mkdir(parents=True)
+    (tmp_path / "mine" / name).write_text("years of work")
+    assert_refused(f"mine holds {name}; choose a new or empty folder", saved, tmp_path / "mine/new/..")
 
 
-@pytest.mark.parametrize("name", OF_SOMEONE)
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_file_that_is_no_part_of_a_model_is_not_lost(saved, tmp_path, name, overwrite):
-    mine = shutil.copytree(saved, tmp_path / "mine")
-    (mine / name).parent.mkdir(parents=True, exist_ok=True)
-    (mine / name).write_text("years of work")
-    assert_refused(
-        "mine exists and holds .*; choose another folder", saved, mine / "checkpoint-500/..", overwrite=overwrite
-    )
-
-
-def test_a_folder_is_replaced_if_this_is_asked_for_and_not_if_the_arguments_are_swapped(saved, model, tmp_path):
-    trained = shutil.copytree(saved, tmp_path / "trained")
-    (trained / "1_Pooling").mkdir()
-    (trained / "1_Pooling/config.json").write_text("{}")
-    (trained / "modules.json").write_text('[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]')
-    assert_refused("trained exists and holds .*, or give overwrite", saved, trained)
-    model.decoder.bias.data += 1
-    model.save_pretrained(saved)
-    run_main(script, "--model", saved, "--out", trained, "--overwrite")
-    assert (trained / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
-    assert not (trained / "1_Pooling").exists() and {file.name for file in tmp_path.iterdir()} == {"saved", "trained"}
-    (tmp_path / "link").symlink_to(saved)
-    assert_refused("saved is the model itself, which is never changed", tmp_path / "link", saved, overwrite=True)
-
-
-@pytest.mark.parametrize("content", [{}, {"config.txt": "1"}])
-def test_a_folder_without_a_model_is_not_replaced(saved, tmp_path, content):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/settings.json").write_text("years of work")
-    assert_refused("overwrite replaces only the folder of a model", saved, tmp_path / "mine", overwrite=True)
-
-
-def test_a_build_that_fails_leaves_what_was_there(saved, tmp_path, monkeypatch):
-    """The second of two renames fails, or the disk is full."""
-    out, move, moves = build(saved, tmp_path / "hub"), os.replace, itertools.count()
-    before = contents(out)
-
-    def fail(source, target):
-        if out in Path(target).parents and next(moves) == 30:  # some of the new files are there
-            raise OSError(28, "No space left on device")
-        move(source, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", fail)
-        with pytest.raises(OSError, match="the disk is full: hub could not be written; the previous content"):
-            build(saved, out, overwrite=True)
-    assert contents(out) == before
-    for name in ("model.safetensors", "tokenizer.json"):
-        with pytest.raises(OSError, match="hub could not be written"), largest_file((saved / name).stat().st_size - 1):
-            build(saved, out, overwrite=True)
-    assert contents(out) == before and {file.name for file in tmp_path.iterdir()} == {"saved", "hub"}
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_build_that_fails_leaves_nothing(saved, tmp_path, name):
+    with (
+        pytest.raises(OSError, match=r"hub cannot be written|File too large"),
+        largest_file((saved / name).stat().st_size - 1),
+    ):
+        build(saved, tmp_path / "hub")
+    assert {file.name for file in tmp_path.iterdir()} == {"saved"}
 
 
 # ---------------------------------------------------------------------------------------- what can be published
@@ -129,14 +85,12 @@ def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and
         assert again.prompts["query"] == "find: "
         head = NeoBERTForMaskedLM.from_pretrained(out).decoder.weight
         assert head.equal(NeoBERTForMaskedLM.from_pretrained(saved).decoder.weight)
-        assert not (build(saved, out, overwrite=True) / "modules.json").exists()
 
 
 def test_a_build_of_the_mini_model_has_its_weights_and_is_loaded_in_float32(tmp_path):
     """With bf16, numpy() would refuse what the model returns."""
     pytest.importorskip("sentence_transformers")
     mini, out = Path(MINI_MODEL_PATH), build(MINI_MODEL_PATH, tmp_path / "hub", model_id="org/name")
-    build(MINI_MODEL_PATH, out, model_id="org/name", overwrite=True)
     before, after = (contents(folder) for folder in (mini, out))
     same = [name for name in before if name.endswith("safetensors")]
     assert len(same) == 3 and all(before[name] == after[name] for name in same)
@@ -171,11 +125,11 @@ def test_a_card_is_written_from_the_record_of_a_training_and_the_words_of_an_aut
     if card == "of write_card":
         write_card(saved)
     elif card:
-        text = GENERATED[1] if card == "generated" else f"My words. {build_module.UNKNOWN_LICENSE[:-1]}"
+        text = GENERATED[1] if card == "generated" else f"My words. {UNKNOWN_LICENSE[:-1]}"
         (saved / "README.md").write_text(f"---\ntags: [a]\n---\n{text}\n")
     out = build(saved, tmp_path / "hub", model_id="org/name", license="mit", language=["en"])
     text, names = (out / "README.md").read_text("utf-8"), {file.name for file in out.iterdir()}
-    assert "license: mit" in text and build_module.UNKNOWN_LICENSE not in text
+    assert "license: mit" in text and UNKNOWN_LICENSE not in text
     assert ("reviews.csv" in text) == ("Languages of its texts: en." in text) == (card != "mine")
     assert ("My words." in text) == (card == "mine")
     assert not names & {"training.json", "training_summary.json", "sources.json"}
@@ -251,7 +205,7 @@ def encoder(**values):
 
 WRONG = {
     "a head without weights": (encoder(architectures=["NeoBERTForSequenceClassification"]), {},
-     "lacks classifier, dense in the shapes of config.json: the head for NeoBERTForSequenceClassification was never"),
+     "lacks classifier, dense in the shapes of config.json, so they would be random: the head for classes was never"),
     "an encoder that names no class": (encoder(architectures=None), {}, "lacks decoder in the shapes of config.json"),
     "a callable at the root": (
         embedder("config_sentence_transformers.json", '{"activation_fn": "torch.utils.collect_env.main"}'),
@@ -267,7 +221,7 @@ WRONG = {
     "a module outside": (module(path="../outside"), {}, r"names the module .*outside', outside its folder"),
     "an adapter": (adapter, {}, "saved holds an adapter; merge it into its model"),
     "a BERT": (config(**BertConfig(architectures=["BertForMaskedLM"]).to_dict()), {},
-     "saved holds a BertForMaskedLM of the type bert, which is no NeoBERT; choose a checkpoint"),
+     "has the model_type 'bert', and its weights are those of a NeoBERT"),
     "a module of others": (module(type="os.path.X"), {}, 'modules.json of .* names "os.path.X" as type'),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), {}, "holds no tokenizer .*; copy that of its model"),
     "a name with a space": (lambda f: None, {"model_id": "org/na me"}, "Repo id"),
@@ -297,10 +251,11 @@ def test_what_runs_code_or_opens_a_pickle_is_opened_nowhere(saved, case, load):
     assert "\n" not in str(error.value)
 
 
-def test_a_name_of_a_module_cannot_control_the_terminal(saved, caplog):
+def test_a_name_of_a_module_cannot_control_the_terminal(saved):
     module(type="sentence_transformers.\x1b[2JDense")(saved)
-    sentence_transformer(str(saved))
-    assert "is an embedding model with Dense, which" in caplog.text and "\x1b" not in caplog.text
+    with pytest.raises(ValueError, match="which is no code of sentence-transformers") as error:
+        sentence_transformer(str(saved))
+    assert "\x1b" not in str(error.value)
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import verify as script
 from conftest import run_main
+from verifying import verify
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, sentence_transformer
-from neobert_hf.checkpoints import verify
 
 
 @pytest.fixture(scope="module")

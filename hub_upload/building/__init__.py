@@ -12,18 +12,14 @@ from huggingface_hub import ModelCard
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, PreTrainedModel
 
-from ..files.json_files import read_json
-from ..files.output import UNCHANGED, WRITTEN, check_target, new_folder, write_json
-from ..files.terminal import printable
-from ..model.configuration_neobert import NeoBERTConfig
-from ..model.modeling_neobert import AUTO_CLASSES
-from . import MINI_MODEL_PATH
-from .card import CARD, EMBEDDERS, UNKNOWN_LICENSE, write_card
-from .embedding_models import adopt, open_embedding_model
-from .layouts import check_weights, class_of, read_config
-from .modules import check_modules, replaceable_files
-from .record import RECORD, is_generated
-from .trust import check_source, keep_known_settings, load_tokenizer, resolve
+from neobert_hf import MINI_MODEL_PATH
+from neobert_hf.checkpoints import SavedModel, load_tokenizer
+from neobert_hf.checkpoints.card import CARD, UNKNOWN_LICENSE, write_card
+from neobert_hf.checkpoints.embedding_models import adopt, open_embedding_model
+from neobert_hf.checkpoints.network import check_finite, class_of
+from neobert_hf.checkpoints.record import RECORD, is_generated
+from neobert_hf.checkpoints.tokenizer import keep_known_settings
+from neobert_hf.files import check_folder, new_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from sentence_transformers.base.model import BaseModel
@@ -39,7 +35,6 @@ def build(
     model_id: str | None = None,
     license: str | None = None,
     language: list[str] | None = None,
-    overwrite: bool = False,
 ) -> Path:
     """Write the Hub folder and return its path; it appears when it is complete.
 
@@ -50,29 +45,23 @@ def build(
         model_id: Name on the Hub, for the card's example; by default that of `out`.
         license: Licence, for the card; by default that of the model's card.
         language: Languages, for the card, such as en; by default those of the model's card.
-        overwrite: Replace `out` with its card, if it is the folder of a published model with nothing else in it.
 
     Raises:
-        ValueError: The folder is the source, the checkpoint is not a NeoBERT or more than one, or not whole,
+        ValueError: The checkpoint is not a NeoBERT or more than one, or not whole,
             its tokenizer is not its own, a link leaves its folder, or the name is not valid on the Hub.
         OSError: The folder holds other files, the model or its tokenizer cannot be read, or the folder cannot be written.
     """
     out = Path(out).resolve()  # of "folder/.." the name would be that of another folder
-    replaceable = replaceable_files(out, *FIGURES, ".gitattributes") if overwrite else ()
-    remedy = "since overwrite replaces only the folder of a model" if overwrite else "or give overwrite"
-    target: dict[str, Any] = {"replaceable": replaceable, "way_out": f"choose another folder, {remedy}"}
-    check_target(out, **target)
+    check_folder(out)
     if model_id is not None:
         validate_repo_id(model_id)
-    check_source(model)
-    folder = resolve(model)
-    if folder.resolve() == out:
-        raise ValueError(f"{out} is the model itself, which is never changed; choose another folder")
-    network, dtype = load_model(folder, str(model)), AutoConfig.from_pretrained(folder).dtype
-    embedder = load_embedder(folder, str(model))
+    saved = SavedModel(model)
+    folder = saved.folder
+    network, dtype = load_model(saved), AutoConfig.from_pretrained(folder).dtype
+    embedder = load_embedder(saved)
     loaded_tokenizer = load_tokenizer(str(tokenizer or folder), network.config.vocab_size)
 
-    with new_folder(out, **target, hint=UNCHANGED) as built:
+    with new_folder(out) as built:
         if embedder is not None:
             embedder[0].to(network.dtype)  # other modules stay in float32: their stored numbers may need it
             embedder.save_pretrained(str(built), create_model_card=False)
@@ -84,7 +73,6 @@ def build(
             write_json(built / "config.json", config | {"dtype": name})
         options = {"model_id": model_id or out.name, "license": license, "language": language}
         write_card_of_build(folder, str(model), built, **options)
-        (built / WRITTEN).unlink(missing_ok=True)  # of this machine
     return out
 
 
@@ -119,53 +107,43 @@ def write_card_of_build(folder: Path, source: str, built: Path, **options: Any) 
             shutil.copy(folder / name, built)
 
 
-def load_model(folder: Path, source: str) -> PreTrainedModel:
+def load_model(saved: SavedModel) -> PreTrainedModel:
     """Load a checkpoint to publish, in the class that its config names and the dtype in which it is stored.
 
-    Args:
-        folder: Its folder.
-        source: Its name, for messages.
-
     Raises:
-        ValueError: It is not a NeoBERT, or is an adapter, or as of `check_weights`.
+        ValueError: It is not a NeoBERT, or is an adapter, or as of `SavedModel.check_head`.
         OSError: It cannot be read.
     """
-    if (folder / "adapter_config.json").exists():
-        raise ValueError(f"{source} holds an adapter; merge it into its model (merge_and_unload), save and build that")
-    stored = read_config(folder)  # the class of another model may refuse this config before its type is known
-    names, kind = stored.get("architectures") or ["NeoBERTForMaskedLM"], stored.get("model_type")
-    model_class = class_of(names)
-    if kind != NeoBERTConfig.model_type or model_class is None:
-        name = names[0] if isinstance(names, list) else names
-        classes = ", ".join(other.__name__ for other in AUTO_CLASSES.values() if other is not NeoBERTConfig)
+    saved.check_neobert()
+    name = saved.architecture or "NeoBERTForMaskedLM"
+    model_class = class_of(name)
+    if model_class is None:
         raise ValueError(
-            f"{source} holds a {name} of the type {kind}, which is no NeoBERT; choose a checkpoint of {classes}"
+            f"{saved.source} holds a {name}, which is no NeoBERT; choose a checkpoint of a class of neobert_hf"
         )
-    config = AutoConfig.from_pretrained(folder)
+    saved.check_head(saved.head if saved.architecture else "masked words")
+    config = AutoConfig.from_pretrained(saved.folder)
     config.dtype = None  # so that "auto" is the dtype of the file
-    model = model_class.from_pretrained(folder, config=config, dtype="auto", ignore_mismatched_sizes=True)
-    check_weights(model, source, model_class.__name__)
-    keep_known_settings(model.config, source)
+    model = model_class.from_pretrained(saved.folder, config=config, dtype="auto")
+    check_finite(dict(model.named_parameters()), saved.source)
+    keep_known_settings(model.config, saved.source)
     return model
 
 
-def load_embedder(folder: Path, source: str) -> BaseModel | None:
+def load_embedder(saved: SavedModel) -> BaseModel | None:
     """Load a model of sentence-transformers in float32 with all of its modules; None if the folder holds a model alone.
 
     Raises:
-        ValueError: As of `check_modules`, or the tokenizer is not that of the model.
+        ValueError: The tokenizer is not that of the model.
         OSError: It cannot be read.
     """
-    if not (folder / "modules.json").exists():
+    if not saved.modules:
         return None
     import sentence_transformers
 
-    kind = check_modules(folder)
     options: dict[str, Any] = {"model_kwargs": {"dtype": "float32"}}
-    if kind in (None, "SentenceTransformer"):
-        return open_embedding_model(str(folder), **options)
-    if kind not in EMBEDDERS:
-        raise ValueError(f"{source} holds a {printable(str(kind))}, which is not one of {', '.join(EMBEDDERS)}")
-    model = getattr(sentence_transformers, kind)(str(folder), **options)
-    adopt(model[0], source)
+    if saved.library == "SentenceTransformer":
+        return open_embedding_model(str(saved.folder), **options)
+    model = getattr(sentence_transformers, str(saved.library))(str(saved.folder), **options)
+    adopt(model[0], saved.source)
     return model

@@ -26,8 +26,6 @@ def verify(folder: str | Path) -> dict[str, Any]:
         in the folder; `own`, the folder's own Auto class, and a summary of its `output`; for a folder of sentence-transformers
         also `embedding`, a summary of what its own class computes.
     """
-    from .trust import check_own_code  # not in the other process
-
     try:
         if not Path(folder, "config.json").is_file():  # transformers looks for code beside it, and never in a subfolder
             raise ValueError(f"{folder} has no config.json; give the folder of a model, which has it at its root")
@@ -45,6 +43,25 @@ def verify(folder: str | Path) -> dict[str, Any]:
     except (IndexError, TypeError, ValueError):  # the process was killed, or the folder's code ended it
         reason = run.stderr.strip().splitlines() or [f"exit status {run.returncode}"]
         return {"ok": False, "folder": str(folder), "error": reason[-1]}
+
+
+def check_own_code(folder: Path) -> None:
+    """Refuse a folder that makes transformers or sentence-transformers run code, or read weights, of another place.
+
+    Nothing is loaded. The code in the folder itself is not judged.
+
+    Raises:
+        ValueError: A JSON file names such a place or is damaged, or `check_links` refuses the folder.
+    """
+    from neobert_hf.checkpoints import check_links  # not in the other process
+    from neobert_hf.checkpoints.trust import foreign_settings
+
+    check_links(folder)
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(f"{folder} holds an adapter, whose base model is elsewhere; merge it and save the model")
+    for file in sorted(folder.rglob("*.json")):
+        for key, value in foreign_settings(file):
+            raise ValueError(f"{file} names foreign code: {key} is {json.dumps(value)}; save the model by this library")
 
 
 def load_every_class(folder: str) -> dict[str, Any]:
