@@ -332,20 +332,28 @@ def _dense_layout(shape, device, attention_mask, boundaries, starts, is_real_on_
         # While tracing, values cannot be read and may mark documents, so the document mask is always made.
         if is_first is not None and (starts is None or len(starts) - 1 > num_rows):
             documents = (is_first.long().cumsum(-1) - 1).clamp(min=0)
-            if starts is not None:
-                first_tokens = to_device(_tokens_on_host(shape, is_real_on_host)[starts[:-1]], device)
+        if documents is not None and starts is not None:
+            first_tokens = to_device(_tokens_on_host(shape, is_real_on_host)[starts[:-1]], device)
         if position_ids is None:
-            if is_first is not None:
-                first_columns = columns.masked_fill(~is_first, 0).cummax(-1).values
-            position_ids = columns - first_columns
+            position_ids = _count_positions(columns, first_columns, is_first)
         if is_real is not None:
             # padding must not hold the largest position of its row
             position_ids = position_ids.masked_fill(~is_real, 0)
     position_ids = position_ids.reshape(-1)
-    longest = None
-    if starts is not None:
-        longest = int(starts.diff().max())
+    longest = _longest(starts)
     return SequenceLayout(shape, position_ids, first_tokens, max_length=longest, is_real=is_real, documents=documents)
+
+
+def _count_positions(columns, first_columns, is_first):
+    """(B, L) positions, from 0 at the first column of a row, or at the first token of each document."""
+    if is_first is not None:
+        first_columns = columns.masked_fill(~is_first, 0).cummax(-1).values
+    return columns - first_columns
+
+
+def _longest(starts):
+    """Length of the longest sequence between these boundaries on the host; None while tracing."""
+    return None if starts is None else int(starts.diff().max())
 
 
 def _tokens_on_host(shape, is_real):
@@ -454,29 +462,35 @@ def _read_values(tokens, vocab_size, attention_mask, boundaries):
         is_real = is_real.bool()
     if attention_mask is not None:
         _check_mask(attention_mask, is_invalid, is_real)
+    if boundaries.has_free_positions:
+        position_ids = None
+    marks = {"seq_idx": seq_idx, "position_ids": position_ids}
+    if is_4d(attention_mask):
+        marks = {}
+    starts = _agreed(_find_boundaries(num_rows, num_columns, cu_seq_lens, marks, is_real))
+    longest, given = _longest(starts), boundaries.max_length
+    if given is not None and int(given) < longest:
+        raise ValueError(
+            f"max_length_q={int(given)} is less than the longest sequence, {longest}; correct it or omit it"
+        )
+    return starts, is_real
 
-    found = {}  # boundaries by the name of the input
+
+def _find_boundaries(num_rows, num_columns, cu_seq_lens, marks, is_real):
+    """(N + 1,) int64 boundaries of the sequences by the name of the input that marks them; those of the rows if none does."""
+    found = {}
     if cu_seq_lens is not None:
         _check_cu_seq_lens(cu_seq_lens, num_columns)
         found["cu_seq_lens"] = cu_seq_lens
-    numbers_of = {"seq_idx": seq_idx}
-    if not boundaries.has_free_positions:
-        numbers_of["position_ids"] = position_ids
-    for name, numbers in numbers_of.items():
-        if numbers is not None and not is_4d(attention_mask):
+    for name, numbers in marks.items():
+        if numbers is not None:
             found[name] = _find_starts(name, numbers, is_real)
     if not found:
         lengths = torch.full((num_rows,), num_columns, device="cpu")
         if is_real is not None:
             lengths = is_real.sum(-1)
         found["rows"] = F.pad(lengths.cumsum(0), (1, 0))
-    starts = _agreed(found)
-    longest, given = int(starts.diff().max()), boundaries.max_length
-    if given is not None and int(given) < longest:
-        raise ValueError(
-            f"max_length_q={int(given)} is less than the longest sequence, {longest}; correct it or omit it"
-        )
-    return starts, is_real
+    return found
 
 
 def _find_starts(name, values, is_real):

@@ -99,15 +99,18 @@ class Recipe:
             raise ValueError(
                 f"mixture={self.mixture} must sum to 1, with a share for each of longer_than={self.longer_than}"
             )
+        self._check_schedule()
+        if self.batch_format == "packed" and self.architecture != "neobert":
+            raise ValueError(
+                f"architecture={self.architecture!r} cannot keep packed documents apart; choose batch_format='padded'"
+            )
+
+    def _check_schedule(self):
         corner = "decay_from" if self.schedule == "wsd" else "decay_until"
         if not 0 <= self.warmup_steps <= getattr(self, corner) <= self.max_steps or not self.max_steps:
             raise ValueError(
                 f"warmup_steps={self.warmup_steps}, {corner}={getattr(self, corner)} and max_steps={self.max_steps} must "
                 "be in ascending order, and max_steps at least 1"
-            )
-        if self.batch_format == "packed" and self.architecture != "neobert":
-            raise ValueError(
-                f"architecture={self.architecture!r} cannot keep packed documents apart; choose batch_format='padded'"
             )
 
     def replace(self, **changes) -> "Recipe":
