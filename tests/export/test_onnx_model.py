@@ -259,7 +259,7 @@ def test_a_score_is_the_sigmoid_in_float64_so_that_near_logits_are_no_tie(low):
     model = OnnxModel.__new__(OnnxModel)
     model.config = {}
     model.labels = ["LABEL_0"]
-    scores = [model._labels(None, "", None, logit[None])["score"] for logit in logits]
+    scores = [model._labels(None, logit[None])["score"] for logit in logits]
     np.testing.assert_allclose(scores, expit(logits.astype(np.float64)), rtol=1e-12)
     np.testing.assert_allclose(scores, serve.sigmoid(logits), rtol=1e-12)
     assert len({*scores}) == 21

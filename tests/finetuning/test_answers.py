@@ -73,7 +73,7 @@ def test_answers_that_no_window_has_as_a_whole_are_counted(capsys):
     answers = [{"text": [context[:n].strip()] * (n > 0), "answer_start": [0] * (n > 0)} for n in (80, 9, 0)]
     answerer = QuestionAnswerer(stride=8)
     answerer.tokenizer.model_max_length = 32
-    answerer._rows(["a"] * 3, [context] * 3, answers, is_training=True)
+    answerer._rows(["a"] * 3, [context] * 3, answers, split="training")
     line = "; 1 of the answers are whole in no window, and are trained as none; give a larger stride\n"
     assert capsys.readouterr().out.endswith(line)
 

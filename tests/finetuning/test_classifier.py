@@ -20,8 +20,9 @@ from transformers import pipeline
 
 from neobert_hf import NeoBERTConfig, NeoBERTForSequenceClassification
 from neobert_hf.finetuning import Classifier, label_metrics
-from neobert_hf.finetuning.classifier import draw_matrix
-from neobert_hf.finetuning.job import check_finite
+from neobert_hf.finetuning.findings import check_finite
+from neobert_hf.finetuning.plan import Plan
+from neobert_hf.finetuning.summary import draw_matrix
 from neobert_hf.finetuning.texts import MULTI, REGRESSION, SINGLE
 
 WORDS = SENTENCE.split()
@@ -281,11 +282,11 @@ def test_the_squared_error_during_the_training_has_the_unit_of_the_file(model_fo
     classifier = Classifier(model_folder, max_seq_length=8)
     classifier._start()
     classifier.problem_type, classifier._names = REGRESSION, ["price"]
-    classifier._mean, classifier._deviation = float(np.mean(numbers)), float(np.std(numbers))
+    classifier._plan = Plan([], None, mean=float(np.mean(numbers)), deviation=float(np.std(numbers)))
     scaled = np.array(classifier._rows(["fox"] * 3, numbers)["label"])
     assert scaled.mean() == pytest.approx(0, abs=1e-6) and scaled.std() == pytest.approx(1)
     predictions = type("Predictions", (), {"label_ids": scaled, "predictions": np.zeros((3, 1))})
-    assert classifier._metrics_of_epoch(predictions, None, ())["mse"] == pytest.approx(np.var(numbers))
+    assert classifier._metrics_of_epoch(classifier._plan, predictions, None)["mse"] == pytest.approx(np.var(numbers))
 
 
 def test_a_model_that_has_diverged_is_refused():

@@ -72,7 +72,7 @@ def tagger_of(rows, tokenizer, length=256):
 def trained_pipeline(rows, tokenizer):
     """The pipeline of a model that has learned the training labels without an error."""
     tagger, logits = tagger_of(rows, tokenizer), {}
-    for row in tagger._rows(*zip(*rows), is_training=True):
+    for row in tagger._rows(*zip(*rows), split="training"):
         scores = torch.zeros(1, len(row["labels"]), len(tagger.classes_), requires_grad=True)
         labels = torch.tensor([row["labels"]])
         piece_loss(TokenClassifierOutput(logits=scores), labels, num_items_in_batch=2).backward()
@@ -140,7 +140,7 @@ def test_windows_evaluate_each_word_once_with_context_on_both_sides_and_train_al
     assert marked == tags
     assert all(
         (label[0] == -100) == (token in tokenizer.all_special_ids and token != tokenizer.unk_token_id)
-        for window in tagger._rows(words, tags, is_training=True)
+        for window in tagger._rows(words, tags, split="training")
         for token, label in zip(window["input_ids"], window["labels"])
     )
 

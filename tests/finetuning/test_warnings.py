@@ -9,7 +9,7 @@ from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.metrics import accuracy_score, f1_score, mean_squared_error
 
 from neobert_hf.finetuning import Classifier, QuestionAnswerer, Tagger
-from neobert_hf.finetuning.job import names_of_worse
+from neobert_hf.finetuning.findings import names_of_worse
 
 NOTHING = {"use_cpu": True, "disable_tqdm": True, "max_steps": 1, "learning_rate": 0.0, "report_to": "none"}
 TEXTS = ["an old red house", "the sea", "a warm sea", "a quick brown fox"]

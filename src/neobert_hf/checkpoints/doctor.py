@@ -291,15 +291,17 @@ def check_tokenizer(subject: Subject) -> Findings:
     if opened is None:
         return
     words = opened.get_vocab()
+    own = None
     kind = str(read_object(settings).get("tokenizer_class") or saved.config.get("tokenizer_class") or "")
     if file.is_file():
         own = Tokenizer.from_file(str(file))
         words = own.get_vocab()
-        differing = differing_text(opened, own)
-        if differing is not None:
-            yield "tokenizer-ids", subject.name(settings), kind or "what it is without a class", repr(differing)
     if len({*words.values()}) < len(words):
         yield "tokenizer-vocabulary", subject.name(file), "two tokens have one id"
+        return
+    differing = differing_text(opened, own) if own else None
+    if differing is not None:
+        yield "tokenizer-ids", subject.name(settings), kind or "what it is without a class", repr(differing)
     if {"[CLS]", "[SEP]"} <= words.keys() and not opened.num_special_tokens_to_add():
         yield "tokenizer-ends", subject.name(file)
     if kind == "TokenizersBackend":

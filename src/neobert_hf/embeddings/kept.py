@@ -100,7 +100,8 @@ class Kept:
         except OSError as error:
             if is_required:
                 raise
-            logger.warning_once(printable(f"{error}; the next call embeds again"))
+            reason = error.strerror or error  # without the name of the temporary file, which differs each time
+            logger.warning_once(printable(f"{self.file}: {reason}; the next call embeds again"))
         self.is_new = False
         self.saved = time.monotonic()
 

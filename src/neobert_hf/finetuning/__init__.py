@@ -7,8 +7,9 @@ from ..lazy import lazy_names
 # The jobs need scikit-learn, seqeval or sentence-transformers, so a name is imported when it is used.
 NAMES_OF = {
     "answers": ("QuestionAnswerer", "answer_metrics"),
-    "classifier": ("Classifier", "label_metrics", "pearson", "spearman"),
+    "classifier": ("Classifier",),
     "entities": ("EntityFinder",),
+    "figures": ("label_metrics", "pearson", "spearman"),
     "predictions": ("write_predictions",),
     "questions": ("read_questions",),
     "rows": ("LabelledDataArguments", "LabelledRows"),
@@ -21,13 +22,9 @@ __getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from .answers import QuestionAnswerer as QuestionAnswerer, answer_metrics as answer_metrics
-    from .classifier import (
-        Classifier as Classifier,
-        label_metrics as label_metrics,
-        pearson as pearson,
-        spearman as spearman,
-    )
+    from .classifier import Classifier as Classifier
     from .entities import EntityFinder as EntityFinder
+    from .figures import label_metrics as label_metrics, pearson as pearson, spearman as spearman
     from .predictions import write_predictions as write_predictions
     from .questions import read_questions as read_questions
     from .rows import LabelledDataArguments as LabelledDataArguments, LabelledRows as LabelledRows

@@ -13,7 +13,10 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 from ..checkpoints import MINI_MODEL_PATH
 from ..files.messages import say
 from ..runs import FineTuningArguments
-from .job import Job, all_or_nothing
+from .decorators import all_or_nothing
+from .findings import Scores
+from .job import Job
+from .plan import Plan
 from .questions import checked_answers, checked_question
 from .spans import MAX_ANSWER_TOKENS, best_answers
 
@@ -33,7 +36,6 @@ class QuestionAnswerer(Job):
     kind = "spans"
     noun = "model for questions"
     column_names = ("questions", "contexts", "answers")
-    _best_metric = None  # F1, also of few rows
 
     def __init__(
         self,
@@ -44,10 +46,8 @@ class QuestionAnswerer(Job):
         verbose: bool = True,
     ):
         super().__init__(model, max_seq_length, verbose)
-        self.stride, self.max_answer_tokens = stride, max_answer_tokens
-
-    def _identity(self) -> dict[str, Any]:
-        return {"stride": self.stride}
+        self.stride = stride
+        self.max_answer_tokens = max_answer_tokens
 
     def _row(self, question: Any, context: Any, *answers) -> tuple:
         checked = checked_question({"question": question, "context": context})
@@ -76,7 +76,14 @@ class QuestionAnswerer(Job):
             ValueError: An answer is not at its place, a question leaves no place for its context, or a context has no token.
             FloatingPointError: The model has diverged.
         """
-        self._fit(self._columns(questions, contexts, answers), validation, training, options)
+        columns = self._columns(questions, contexts, answers)
+        # F1 chooses the best epoch, also of few rows
+        plan = Plan(
+            columns,
+            validation and self._columns(*validation),
+            {"stride": self.stride},
+        )
+        self._fit(plan, training, options)
         return self
 
     def _read_labels(self) -> None:
@@ -85,30 +92,35 @@ class QuestionAnswerer(Job):
         self._names = []
 
     def _rows(
-        self, questions: Sequence, contexts: Sequence, answers: list[dict] | None = None, is_training: bool = False
+        self,
+        questions: Sequence,
+        contexts: Sequence,
+        answers: list[dict] | None = None,
+        split: str | None = None,
     ) -> Dataset:
         """Windows of `cut_windows`; of a training, a line says how many there are."""
-        columns = {"question": list(questions), "context": list(contexts)} | ({"answers": answers} if answers else {})
-        options = {
-            "tokenizer": self.tokenizer,
-            "max_seq_length": self.tokenizer.model_max_length,
-            "stride": self.stride,
-        }
+        columns = {"question": list(questions), "context": list(contexts)}
+        if answers:
+            columns["answers"] = answers
         windows = Dataset.from_dict(columns).map(
-            cut_windows, batched=True, with_indices=True, remove_columns=list(columns), fn_kwargs=options
+            cut_windows,
+            batched=True,
+            with_indices=True,
+            remove_columns=list(columns),
+            fn_kwargs={
+                "tokenizer": self.tokenizer,
+                "max_seq_length": self.tokenizer.model_max_length,
+                "stride": self.stride,
+            },
         )
         if answers:
-            whole = {row for row, start in zip(windows["row"], windows["start_positions"]) if start}
-            lost = sum(bool(found["text"]) and row not in whole for row, found in enumerate(answers))
-            line = f"; {lost:,} of the answers are whole in no window, and are trained as none; give a larger stride"
-            split = "training" if is_training else "validation"
-            say(f"{split}: {len(answers):,} questions, {len(windows):,} windows{line if lost else ''}")
+            say(f"{split}: {len(answers):,} questions, {len(windows):,} windows{_lost(windows, answers)}")
         return windows
 
     def _outputs(self, rows: Dataset, logits: tuple[np.ndarray, np.ndarray], inputs: Sequence) -> list[dict]:
         return best_answers(*logits, rows, inputs[1], self.max_answer_tokens)
 
-    def metrics(self, outputs: list[dict], labels: Sequence[Any]) -> dict[str, float]:
+    def metrics(self, outputs: list[dict], labels: Sequence[Any]) -> Scores:
         """Return the metrics that `answer_metrics` describes."""
         return answer_metrics([found["answer"] for found in outputs], labels)
 
@@ -118,6 +130,15 @@ class QuestionAnswerer(Job):
     def prediction_rows(self, outputs: list[dict], rows: list[dict]) -> list[dict]:
         """Return rows with `answer`, `score` and `start`."""
         return [row | found for row, found in zip(rows, outputs)]
+
+
+def _lost(windows: Dataset, answers: list[dict]) -> str:
+    """End of a line about the answers that no window has; empty if there are none."""
+    whole = {row for row, start in zip(windows["row"], windows["start_positions"]) if start}
+    lost = sum(bool(found["text"]) and row not in whole for row, found in enumerate(answers))
+    if not lost:
+        return ""
+    return f"; {lost:,} of the answers are whole in no window, and are trained as none; give a larger stride"
 
 
 def cut_windows(
@@ -146,16 +167,20 @@ def cut_windows(
     Raises:
         ValueError: A question leaves no place for its context, or a context has no token.
     """
-    stride = max_seq_length // 4 if stride is None else stride
-    longest = max_seq_length - tokenizer.num_special_tokens_to_add(pair=True) - stride - 1
-    for question, ids in zip(rows["question"], tokenizer(rows["question"], add_special_tokens=False)["input_ids"]):
-        if len(ids) > longest:
-            fault = f"the question {question!r:.80} has {len(ids)} tokens"
-            left = f"max_seq_length={max_seq_length} and stride={stride} leave {max(longest, 0)}"
-            raise ValueError(f"{fault}, but {left}; shorten it, or give a larger max_seq_length")
-    options = {"truncation": "only_second", "return_overflowing_tokens": True, "return_offsets_mapping": True}
-    tokens = tokenizer(rows["question"], rows["context"], max_length=max_seq_length, stride=stride, **options)
-    owners, all_offsets = tokens.pop("overflow_to_sample_mapping"), tokens.pop("offset_mapping")
+    if stride is None:
+        stride = max_seq_length // 4
+    _check_questions(rows["question"], tokenizer, max_seq_length, stride)
+    tokens = tokenizer(
+        rows["question"],
+        rows["context"],
+        max_length=max_seq_length,
+        stride=stride,
+        truncation="only_second",
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    owners = tokens.pop("overflow_to_sample_mapping")
+    all_offsets = tokens.pop("offset_mapping")
     windows = {**tokens, "row": [indices[owner] for owner in owners], "offsets": [], "first": []}
     for number, (owner, offsets) in enumerate(zip(owners, all_offsets)):
         sides = tokens.sequence_ids(number)
@@ -166,9 +191,27 @@ def cut_windows(
     if "answers" in rows:
         answers = [rows["answers"][owner] for owner in owners]
         is_first = [owner != earlier for owner, earlier in zip(owners, [None, *owners])]
-        spans = map(_columns, answers, windows["offsets"], windows["first"], is_first, [*is_first[1:], True])
+        spans = map(
+            _columns,
+            answers,
+            windows["offsets"],
+            windows["first"],
+            is_first,
+            [*is_first[1:], True],
+        )
         windows["start_positions"], windows["end_positions"] = map(list, zip(*spans))
     return windows
+
+
+def _check_questions(
+    questions: list[str], tokenizer: PreTrainedTokenizerBase, max_seq_length: int, stride: int
+) -> None:
+    longest = max_seq_length - tokenizer.num_special_tokens_to_add(pair=True) - stride - 1
+    for question, ids in zip(questions, tokenizer(questions, add_special_tokens=False)["input_ids"]):
+        if len(ids) > longest:
+            fault = f"the question {question!r:.80} has {len(ids)} tokens"
+            left = f"max_seq_length={max_seq_length} and stride={stride} leave {max(longest, 0)}"
+            raise ValueError(f"{fault}, but {left}; shorten it, or give a larger max_seq_length")
 
 
 def _columns(answers: dict, offsets: list, first: int, is_first: bool, is_last: bool) -> tuple[int, int]:
@@ -183,7 +226,7 @@ def _columns(answers: dict, offsets: list, first: int, is_first: bool, is_last: 
     return (first + inside[0], first + inside[-1]) if is_whole and inside else (0, 0)
 
 
-def answer_metrics(answers: Sequence[str], expected: Sequence[Mapping]) -> dict[str, float]:
+def answer_metrics(answers: Sequence[str], expected: Sequence[Mapping]) -> Scores:
     """Return exact match and F1 as in the evaluation of SQuAD 2.0, from 0 to 1.
 
     torchmetrics computes them by SQuAD 1.1; the expected answer to a question without an answer is the empty text, as in 2.0.
@@ -198,7 +241,7 @@ def answer_metrics(answers: Sequence[str], expected: Sequence[Mapping]) -> dict[
     """
     from torchmetrics.functional.text import squad  # takes two seconds to import
 
-    def scores(rows: Sequence[int]) -> dict[str, float]:
+    def scores(rows: Sequence[int]) -> Scores:
         found = [{"id": str(row), "prediction_text": answers[row]} for row in rows]
         right = [{"id": str(row), "answers": {"text": list(expected[row]["text"]) or [""]}} for row in rows]
         return {name: value.item() / 100 for name, value in squad(found, right).items()}

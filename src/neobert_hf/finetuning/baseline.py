@@ -21,7 +21,11 @@ MOST_WORK = 50_000_000
 
 
 def tfidf_outputs(
-    texts: Sequence, labels: np.ndarray, problem_type: str, num_outputs: int, held_out: Sequence | None
+    texts: Sequence,
+    labels: np.ndarray,
+    problem_type: str,
+    num_outputs: int,
+    held_out: Sequence | None,
 ) -> np.ndarray | str:
     """Return what the baseline predicts, in the form of logits; or a sentence that says why it is left out.
 
@@ -32,27 +36,38 @@ def tfidf_outputs(
         num_outputs: Number of logits.
         held_out: Other texts; None predicts the training texts, each by the other folds of `cross_validated`.
     """
-    texts, held_out = _joined(texts), held_out and _joined(held_out)
-    folds, length = None if held_out else folds_of(labels), sum(map(len, texts))
-    if length * (num_outputs + 3) * (folds.get_n_splits() if folds else 1) > MOST_WORK:
+    texts = _joined(texts)
+    num_trainings = 1
+    if not held_out:
+        folds = folds_of(labels)
+        num_trainings = folds.get_n_splits()
+    length = sum(map(len, texts))
+    if length * (num_outputs + 3) * num_trainings > MOST_WORK:
         return f"TF-IDF is left out: {length:,} characters are too many for a few seconds"
     logistic = LogisticRegression(max_iter=1000)
-    model = {REGRESSION: Ridge(), SINGLE: logistic, MULTI: OneVsRestClassifier(logistic)}[problem_type]
+    last = {
+        REGRESSION: Ridge(),
+        SINGLE: logistic,
+        MULTI: OneVsRestClassifier(logistic),
+    }[problem_type]
     # float32 takes half of the time
-    model = make_pipeline(TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), dtype=np.float32), model)
+    model = make_pipeline(TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), dtype=np.float32), last)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The least populated class|Label .* is present in all")
             if held_out:
-                model.fit(texts, labels)
-            found = model.predict(held_out) if held_out else cross_val_predict(model, texts, labels, cv=folds)
+                found = model.fit(texts, labels).predict(_joined(held_out))
+            else:
+                found = cross_val_predict(model, texts, labels, cv=folds)
     except ValueError as error:
         if "empty vocabulary" not in str(error):
             raise
         return "TF-IDF is left out: the texts have no words of two letters"
     if problem_type == SINGLE:
         return np.eye(num_outputs)[found]
-    return 2 * found - 1 if problem_type == MULTI else found
+    if problem_type == MULTI:
+        return 2 * found - 1
+    return found
 
 
 def _joined(texts: Sequence) -> list[str]:

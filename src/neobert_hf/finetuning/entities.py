@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby, islice
 from typing import Any
 
 import numpy as np
@@ -51,40 +51,46 @@ class EntityFinder:
         """
         if pairs := [text for text in texts if isinstance(text, tuple | list)]:
             raise ValueError(f"{pairs[0]!r} is a pair, and a tagger reads one text; give a text, or a list of texts")
-        order, found = sorted(range(len(texts)), key=lambda number: -len(texts[number])), {}
+        order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
+        found = {}
         for start in range(0, len(order), batch_size):
             numbers = order[start : start + batch_size]
             encodings = self.tokenizer.encode_batch([texts[number] for number in numbers])
             windows = [[first, *first.overflowing] for first in encodings]
-            every = [*chain(*windows)]
-            batches = (every[i : i + batch_size] for i in range(0, len(every), batch_size))
-            logits = chain.from_iterable(map(self.run, batches))
+            every = list(chain.from_iterable(windows))
+            logits = chain.from_iterable(self.run(every[i : i + batch_size]) for i in range(0, len(every), batch_size))
             for number, of_text in zip(numbers, windows):
-                found[number] = self._entities(texts[number], of_text, [next(logits) for _ in of_text])
+                found[number] = self._entities(texts[number], of_text, list(islice(logits, len(of_text))))
         return [found[number] for number in range(len(texts))]
 
     def _entities(self, text: str, windows: Sequence[Encoding], logits: Sequence[np.ndarray]) -> list[dict]:
-        word_ids, offsets = [window.word_ids for window in windows], [window.offsets for window in windows]
+        word_ids = [window.word_ids for window in windows]
+        offsets = [window.offsets for window in windows]
         if self.division != MARKS:
             starts = word_starts(text, self.division)
             word_ids = [_words_at(starts, *columns) for columns in zip(word_ids, offsets)]
-        words, last = [], None
-        for window, column in own_pieces(word_ids, self.overlap):
-            (start, end), word = offsets[window][column], word_ids[window][column]
-            if word != last:
-                words.append({"start": start, "logits": logits[window][column]})
-            words[-1]["end"], last = end, word
-        scores = [np.exp(word["logits"] - word["logits"].max()) for word in words]
-        kinds = kinds_of([self.names[each.argmax()] for each in scores])
+        spans, scores = [], []
+        for _, pieces in groupby(
+            own_pieces(word_ids, self.overlap),
+            lambda piece: word_ids[piece[0]][piece[1]],
+        ):
+            (window, column), *others = pieces
+            last_window, last_column = others[-1] if others else (window, column)
+            spans.append((offsets[window][column][0], offsets[last_window][last_column][1]))
+            of_word = logits[window][column]
+            scores.append(np.exp(of_word - of_word.max()))
+        kinds = kinds_of([self.names[of_word.argmax()] for of_word in scores])
         entities: list[dict[str, Any]] = []
-        for word, of_word, (kind, is_first) in zip(words, scores, kinds):
-            if kind != "O":
-                if is_first:
-                    entities.append({"entity_group": kind, "score": [], "start": word["start"]})
-                entities[-1]["score"].append(1 / of_word.sum())  # of the best tag
-                entities[-1]["end"] = word["end"]
+        for (start, end), of_word, (kind, is_first) in zip(spans, scores, kinds):
+            if kind == "O":
+                continue
+            if is_first:
+                entities.append({"entity_group": kind, "score": [], "start": start})
+            entities[-1]["score"].append(1 / of_word.sum())  # of the best tag
+            entities[-1]["end"] = end
         for entity in entities:
-            entity |= {"score": float(np.mean(entity["score"])), "word": text[entity["start"] : entity["end"]]}
+            entity["score"] = float(np.mean(entity["score"]))
+            entity["word"] = text[entity["start"] : entity["end"]]
         return entities
 
 

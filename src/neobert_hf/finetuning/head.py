@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from .texts import MULTI, REGRESSION, SINGLE
@@ -56,24 +58,32 @@ def choose_strength(vectors: np.ndarray, labels: np.ndarray, problem_type: str) 
 
     Args:
         vectors: (N, D) of the rows.
-        labels: (N,) class ids, scored by the log-likelihood; or (N, C) zeros and ones, scored by F1 over all decisions.
+        labels: (N,) class ids, scored by the log-likelihood; or (N, C) zeros and ones, scored by F1 over all decisions. Numbers
+            have no such strength.
         problem_type: As in the config of a model.
     """
+    if problem_type == REGRESSION:
+        return DEFAULT_STRENGTH
     if problem_type == MULTI:
-        model, scoring, name = OneVsRestClassifier(_regression()), "f1_micro", "estimator__C"
+        search = {
+            "estimator": OneVsRestClassifier(_regression()),
+            "scoring": "f1_micro",
+        }
+        name = "estimator__C"
         folds = KFold(NUM_FOLDS, shuffle=True, random_state=0)  # files are sorted by class
     else:
         counts = np.bincount(labels)
         is_kept = counts[labels] > 1  # a class with one row cannot be in two folds
         vectors, labels = vectors[is_kept], labels[is_kept]
         folds = StratifiedKFold(min([NUM_FOLDS, *counts[counts > 1]]), shuffle=True, random_state=0)
-        model, scoring, name = _regression(), "neg_log_loss", "C"
+        search = {"estimator": _regression(), "scoring": "neg_log_loss"}
+        name = "C"
     if len(vectors) < 2 * NUM_FOLDS or len(np.unique(labels, axis=0)) < 2:
         return DEFAULT_STRENGTH
-    search = GridSearchCV(model, {name: STRENGTHS}, cv=folds, scoring=scoring, refit=False)
+    grid = GridSearchCV(param_grid={name: STRENGTHS}, cv=folds, refit=False, **search)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Label .* is present in all")  # in a fold, of a rare class
-        return search.fit(StandardScaler().fit_transform(vectors), labels).best_params_[name]
+        return grid.fit(StandardScaler().fit_transform(vectors), labels).best_params_[name]
 
 
 @one_thread
@@ -82,7 +92,7 @@ def fit_linear(
     labels: np.ndarray,
     num_outputs: int,
     problem_type: str,
-    strength: float | None = None,
+    strength: float = DEFAULT_STRENGTH,
     weights: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weight (C, D) and bias (C,) of a linear layer: logistic regression, or ridge regression for numbers.
@@ -94,30 +104,32 @@ def fit_linear(
         labels: (N,) class ids or numbers, or (N, C) zeros and ones.
         num_outputs: Number of logits.
         problem_type: As in the config of a model.
-        strength: C of the logistic regression, as of `choose_strength`; None for numbers.
+        strength: C of the logistic regression, as of `choose_strength`.
         weights: (N,) positive weights of rows of one class; 2 is a row that is there twice.
     """
     scaler = StandardScaler().fit(vectors, sample_weight=weights)
-    features, num_rows = scaler.transform(vectors), len(vectors)
+    features = scaler.transform(vectors)
+    weight = np.zeros((num_outputs, vectors.shape[1]))
     # a class that no row has, or every row, is a constant: the log-odds of half a row
-    weight, bias = np.zeros((num_outputs, vectors.shape[1])), np.full(num_outputs, -np.log(2 * num_rows))
+    bias = np.full(num_outputs, -np.log(2 * len(vectors)))
     if problem_type == REGRESSION:
         ridge = RidgeCV(np.logspace(-1, 5, 7)).fit(features, labels)
-        weight[0], bias[0] = ridge.coef_, ridge.intercept_
+        weight[0] = ridge.coef_
+        bias[0] = ridge.intercept_
+    elif problem_type == MULTI:
+        for i, column in enumerate(np.transpose(labels)):
+            if column.all():
+                bias[i] *= -1
+            elif column.any():
+                fitted = _regression(strength).fit(features, column)
+                weight[i] = fitted.coef_[0]
+                bias[i] = fitted.intercept_[0]
     else:
-        assert strength
-        if problem_type == MULTI:
-            for i, column in enumerate(np.transpose(labels)):
-                if 0 < column.sum() < num_rows:
-                    fitted = _regression(strength).fit(features, column)
-                    weight[i], bias[i] = fitted.coef_[0], fitted.intercept_[0]
-                elif column.any():
-                    bias[i] = -bias[i]
-        else:
-            fitted = _regression(strength).fit(features, labels, sample_weight=weights)
-            of_rows = fitted.classes_[-len(fitted.coef_) :]  # of two classes, there is the difference of the logits
-            bias[fitted.classes_] = 0
-            weight[of_rows], bias[of_rows] = fitted.coef_, fitted.intercept_
+        fitted = _regression(strength).fit(features, labels, sample_weight=weights)
+        of_rows = fitted.classes_[-len(fitted.coef_) :]  # of two classes, there is the difference of the logits
+        bias[fitted.classes_] = 0
+        weight[of_rows] = fitted.coef_
+        bias[of_rows] = fitted.intercept_
     weight /= scaler.scale_
     bias -= weight @ scaler.mean_
     return torch.tensor(weight, dtype=torch.float32), torch.tensor(bias, dtype=torch.float32)
@@ -144,6 +156,21 @@ def cross_validated(vectors: np.ndarray, labels: np.ndarray, num_outputs: int, s
 def folds_of(labels: np.ndarray) -> StratifiedKFold:
     """Return the folds of `cross_validated`."""
     return StratifiedKFold(min(5, np.bincount(labels).max()), shuffle=True, random_state=0)
+
+
+def weighted_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+    """Return the mean over rows of weight times cross-entropy, for Trainer.
+
+    Args:
+        outputs: (B, C) logits of a model.
+        labels: (B, 2) class ids and weights; or (B,) class ids of an evaluation.
+        num_items_in_batch: Number of values in the labels of a step; None takes this batch.
+    """
+    ids, *weights = labels.reshape(len(labels), -1).T
+    losses = cross_entropy(outputs.logits.float(), ids.long(), reduction="none")
+    for of_rows in weights:
+        losses *= of_rows
+    return losses.sum() * (1 + len(weights)) / (num_items_in_batch or labels.numel())
 
 
 def _regression(strength: float = DEFAULT_STRENGTH) -> LogisticRegression:

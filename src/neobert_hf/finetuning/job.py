@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from difflib import get_close_matches
-from functools import wraps
+from collections.abc import Mapping, Sequence, Set
+from contextlib import nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,8 +17,6 @@ from datasets import Dataset, disable_progress_bars
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from transformers import (
-    IntervalStrategy,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Trainer,
@@ -32,7 +26,7 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 from transformers.utils import logging
 
 from ..checkpoints import MINI_MODEL_PATH
-from ..checkpoints.record import origin_of, write_record
+from ..checkpoints.record import origin_of
 from ..checkpoints.saved_model import SavedModel
 from ..data.lengths import check_leaves_tokens, check_max_length
 from ..files import messages
@@ -47,93 +41,22 @@ from ..files.output import (
     saving,
     write_json,
 )
-from ..runs import CheckedCheckpoints, FineTuningArguments, default_learning_rate
-from ..runs.arguments import EPOCHS, is_best_if_large
+from ..runs import FineTuningArguments
 from ..runs.progress import without_bars
 from ..runs.resume import RUN, curve_of, lock_run, train_or_resume
+from .decorators import told
+from .findings import GIVEN, Findings, Scores, check_finite, names_of_worse
+from .plan import Columns, Plan
 from .predictions import write_predictions
 from .rows import LabelledRows
 from .summary import say_scores
+from .training import JobTrainer, training_arguments
 
-CROSS_VALIDATION = "cross-validation of the last layer"  # a split: the training rows, in turn
 OF_CLASSES = ("classification_report_{}.txt", "confusion_matrix_{}.png")  # files, by split
-# In which form a model gets its inputs, as lines of scores name it.
+# What has scores, as the lines of scores name it: the model by the form of its inputs.
 FORMS = {"metrics": "this model", "words": "this model, words given", "pipeline": "pipeline of transformers"}
 MANY_ROWS = 10_000
-# Without validation rows there is no best epoch.
-LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
-
-
-@contextmanager
-def training_arguments(
-    training: FineTuningArguments | None, options: dict, has_validation: bool = False
-) -> Iterator[FineTuningArguments]:
-    """Give a copy of the arguments, or those of the options; without `output_dir`, their folder is removed at the end."""
-    if training and options:
-        raise ValueError(f"give {', '.join(options)} in the training arguments, not beside training=...")
-    names = [field.name for field in dataclasses.fields(FineTuningArguments)]
-    if unknown := [name for name in options if name not in names]:
-        found = f"{unknown[0]}={options[unknown[0]]!r:.80} is no training argument"
-        similar = similar_argument(unknown[0], names)
-        raise ValueError(f"{found}; {f'did you mean {similar}?' if similar else 'see FineTuningArguments'}")
-    with TemporaryDirectory() as folder:
-        if training:
-            training = copy.copy(training)
-            if not has_validation:
-                training.eval_strategy, training.load_best_model_at_end = IntervalStrategy.NO, False
-            if training.output_dir is None:  # of a pickle: the devices are those of this process
-                training = dataclasses.replace(training, output_dir=folder)
-        quiet = {} if "output_dir" in options else {"output_dir": folder, "report_to": "none", "save_only_model": True}
-        yield training or FineTuningArguments(**({} if has_validation else LAST_EPOCH) | quiet | options)
-
-
-def similar_argument(name: str, names: Sequence[str]) -> str | None:
-    """Return the name of an argument that is written alike, or else contains it, one of the training before others."""
-    close = get_close_matches("learning_rate" if name == "lr" else name, names, 1, 0.8)
-    longer = sorted((other for other in names if name in other), key=lambda other: "train" not in other)
-    return next(iter(close + longer), None)
-
-
-def all_or_nothing(fit: Callable) -> Callable:
-    """Let a `fit` train a new job without what an earlier one has left; what it learns is kept if it succeeds."""
-
-    @wraps(fit)
-    def wrapped(job: Job, *columns, **options) -> Job:
-        new = type(job)(**job.get_params(deep=False))
-        with messages.silence(not job.verbose):
-            new._start()
-            fit(new, *columns, **options)
-        job.__dict__.update(vars(new))
-        return job
-
-    return wrapped
-
-
-def told(method: Callable) -> Callable:
-    """Let a method of a job tell nothing if the job is not verbose."""
-
-    @wraps(method)
-    def wrapped(job: Job, *arguments, **options) -> Any:
-        with messages.silence(not job.verbose):
-            return method(job, *arguments, **options)
-
-    return wrapped
-
-
-class JobTrainer(CheckedCheckpoints):
-    """Trainer that predicts in float32 also if it trains in bf16, so that it predicts what the saved model does."""
-
-    use_cpu_amp = property(lambda self: False, lambda self, _: None)  # of transformers 4, beside that of accelerate
-
-    def prediction_step(self, model: Any, *args, **kwargs) -> Any:
-        """As Trainer's, without the autocast that accelerate adds to the forward."""
-        inner = vars(self.accelerator.unwrap_model(model))
-        wrapped = {"forward": inner["forward"]} if "_original_forward" in inner else {}
-        inner |= {name: inner["_original_forward"] for name in wrapped}
-        try:
-            return super().prediction_step(model, *args, **kwargs)
-        finally:
-            inner |= wrapped
+TRAINING, VALIDATION, TEST = "training", "validation", "test"  # splits
 
 
 class Job(BaseEstimator, ABC):
@@ -155,14 +78,18 @@ class Job(BaseEstimator, ABC):
     kind: str  # of a trained model, as of `SavedModel`
     noun: str
     column_names: tuple[str, ...] = ("texts", "labels")  # of `fit`
-    _best_metric: str | None = "f1"  # chooses the best epoch
-    _truncated = ""  # a sentence about the rows that were tokenized last; windows truncate nothing
     _begun: str | None = None  # the model to which all of this belongs
-    _is_small = False  # whether a step of short texts may have more rows
     problem_type: str | None = None  # of texts, as in the config of a model
 
-    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512, verbose: bool = True):
-        self.model, self.max_seq_length, self.verbose = model, max_seq_length, verbose
+    def __init__(
+        self,
+        model: str | Path = MINI_MODEL_PATH,
+        max_seq_length: int = 512,
+        verbose: bool = True,
+    ):
+        self.model = model
+        self.max_seq_length = max_seq_length
+        self.verbose = verbose
 
     def _start(self) -> None:
         """Check the parameters at each use; begin at the first one, and when the model is another one."""
@@ -180,16 +107,14 @@ class Job(BaseEstimator, ABC):
         self._tokenizer = self._given.load_tokenizer()
         if self._tokenizer.model_max_length > LARGE_INTEGER:
             self._tokenizer.model_max_length = self.max_seq_length
+        self._plan: Any = None  # a `Plan` of the fit, unless this is a pickle or a folder
         self._training: FineTuningArguments | None = None
         self._run: dict[str, Any] | None = None  # identity of the training
         self._trainer: Trainer | None = None
         self._network: PreTrainedModel | None = None  # of a pickle
         self._names: list[str] = []  # of the classes
-        self._saved: tuple[Path, LabelledRows | None, str | None] | None = None
-        self._facts: dict[str, Any] = {}  # of the training, for its record
-        self._scores_of: dict[str, dict[str, dict[str, float]]] = {}  # by split: `metrics`, and `trivial` ones
-        self._remarks: list[str] = []  # what a reader of the scores must know
-        self._learned: Sequence[list] = ()  # columns of the training
+        self._saved: tuple[Path, LabelledRows, str | None] | None = None
+        self._findings = Findings()
 
     @property
     def _source(self) -> str:
@@ -246,14 +171,21 @@ class Job(BaseEstimator, ABC):
         """
         state = dict(super().__getstate__())
         if self.__sklearn_is_fitted__():
-            _ = self.model_  # which opens the folder
-            state |= vars(self) | {"_saved": None, "_learned": ()}
-        if trainer := state.get("_trainer"):
-            network = copy.copy(trainer.model)
-            for name in ("forward", "_original_forward", "_is_accelerate_prepared"):  # which accelerate adds
+            network = copy.copy(self.model_)  # which opens the folder
+            for name in (
+                "forward",
+                "_original_forward",
+                "_is_accelerate_prepared",
+            ):  # which accelerate adds
                 vars(network).pop(name, None)
-            network = network if network.device.type == "cpu" else copy.deepcopy(network).cpu()
-            state |= {"_trainer": None, "_network": network}
+            if network.device.type != "cpu":
+                network = copy.deepcopy(network).cpu()
+            state |= vars(self) | {
+                "_saved": None,
+                "_plan": None,
+                "_trainer": None,
+                "_network": network,
+            }
         if training := state.get("_training"):
             state["_training"] = training = copy.copy(training)
             training.output_dir = None
@@ -286,14 +218,18 @@ class Job(BaseEstimator, ABC):
         with without_bars():
             return self.auto_class.from_pretrained(self._source, dtype="float32")
 
-    def _load_new(self, **options) -> PreTrainedModel:
+    def _load_new(self, plan: Plan, **options) -> PreTrainedModel:
         """The model in float32; its head is new unless it has as many outputs as there are classes."""
         if self._names:
             names = dict(enumerate(self._names))
-            options |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
-        options |= {"dtype": "float32", "ignore_mismatched_sizes": True}
+            options |= {
+                "id2label": names,
+                "label2id": {name: i for i, name in names.items()},
+            }
         with without_bars(is_head_new=True):
-            model = self.auto_class.from_pretrained(self._source, **options)
+            model = self.auto_class.from_pretrained(
+                self._source, dtype="float32", ignore_mismatched_sizes=True, **options
+            )
         check_max_length(model, self.max_seq_length)
         return model
 
@@ -310,41 +246,39 @@ class Job(BaseEstimator, ABC):
             ValueError: A column is missing, has no order or no rows, or columns have different lengths.
         """
         names = self.column_names if is_labelled else self.column_names[:-1]
-        if len(columns) != len(names):
-            raise ValueError(f"{len(columns)} columns; give {' and '.join(names)}")
-        for name, column in zip(names, columns):
-            if column is None or isinstance(column, str | Mapping | set | frozenset) or hasattr(column, "columns"):
+        for name, column in zip(names, columns, strict=True):
+            if column is None or isinstance(column, str | Mapping | Set) or hasattr(column, "columns"):
                 raise ValueError(f"{name} are a {type(column).__name__}; give a list with an item for each row")
         lists = list(map(list, columns))
-        counts = [f"{len(column)} {name}" for name, column in zip(names, lists)]
-        if len({*map(len, lists)}) > 1:
-            raise ValueError(f"{' and '.join(counts)}; every row needs one of each")
-        if not lists[0] and is_labelled:
-            raise ValueError(f"{counts[0]}; give at least one row")
+        counts = " and ".join(f"{len(column)} {name}" for name, column in zip(names, lists))
+        if len(set(map(len, lists))) > 1:
+            raise ValueError(f"{counts}; every row needs one of each")
+        if is_labelled and not lists[0]:
+            raise ValueError(f"{counts}; give at least one row")
         return lists
 
     def _columns(self, *columns, is_labelled: bool = True) -> list[list]:
         """Columns of `_listed` with checked values; ValueError also says which row has a fault."""
         lists = self._listed(*columns, is_labelled=is_labelled)
         rows = []
-        for number, values in enumerate(zip(*lists)):
+        for values in zip(*lists):
             try:
                 rows.append(self._row(*values))
             except ValueError as error:
-                raise ValueError(f"row {number}: {error}") from error
+                raise ValueError(f"row {len(rows)}: {error}") from error
         return list(map(list, zip(*rows))) or lists
 
     @abstractmethod
     def _rows(self, *columns: Any, **options: Any) -> Dataset:
-        """Tokens of rows, with labels if the columns hold them; `is_training` says that they are those of a training."""
+        """Tokens of rows, with labels if the columns hold them; the option is `split`, which a prediction has not."""
 
-    def _tokenized(self, *columns: Any, **options: Any) -> Dataset:
+    def _tokenized(self, *columns, **options) -> Dataset:
         """What `_rows` returns, with a bar if this takes more than a second."""
         is_shown = self.verbose and len(columns[0]) > MANY_ROWS and sys.stderr.isatty()
         with nullcontext() if is_shown else without_bars():
             return self._rows(*columns, **options)
 
-    def _outputs(self, rows: Dataset, logits: Any, inputs: Sequence) -> Any:
+    def _outputs(self, rows: Dataset, logits: Any, inputs: Columns) -> Any:
         """Outputs for each row: here its logits."""
         return logits
 
@@ -353,7 +287,7 @@ class Job(BaseEstimator, ABC):
         return list(outputs)
 
     @abstractmethod
-    def metrics(self, outputs: Any, labels: Any) -> dict[str, float]:
+    def metrics(self, outputs: Any, labels: Any) -> Scores:
         """Return the metrics of outputs, given the labels of their rows."""
 
     @abstractmethod
@@ -364,82 +298,89 @@ class Job(BaseEstimator, ABC):
         training.disable_tqdm |= not self.verbose
         return JobTrainer(model, training, processing_class=self.tokenizer, **options)
 
-    def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: Sequence) -> dict[str, float]:
-        return self.metrics(self._outputs(rows, found.predictions, validation[:-1]), validation[-1])
+    def _metrics_of_epoch(self, plan: Plan, found: Any, rows: Dataset) -> Scores:
+        assert plan.validation
+        *inputs, labels = plan.validation
+        return self.metrics(self._outputs(rows, found.predictions, inputs), labels)
 
-    def _before_training(self, trainer: Trainer) -> None:
+    def _before_training(self, plan: Plan, trainer: Trainer) -> None:
         """Change the new model of a trainer."""
 
-    def _after_training(self) -> None:
+    def _after_training(self, plan: Plan) -> None:
         """Change the trained model before it is evaluated."""
 
     def _fit(
-        self, columns: Sequence, validation: Sequence | None, training: FineTuningArguments | None, options: dict
+        self,
+        plan: Plan,
+        training: FineTuningArguments | None,
+        options: dict[str, Any],
     ) -> None:
-        """Train or resume, and report on the validation rows; the arguments are as of `fit`, the columns those of `_columns`."""
-        self._learned, validation = columns, validation and self._columns(*validation)
+        """Train or resume by a plan, and report on the validation rows; the other arguments are those of `fit`."""
+        self._plan = plan
+        num_rows = len(plan.columns[0])
+        self._findings = Findings(num_rows, is_pair=isinstance(plan.columns[0][0], tuple))
         self.tokenizer.model_max_length = self.max_seq_length
-        rows = {"train_dataset": self._tokenized(*columns, is_training=True)}
-        self._say_truncated("training")
-        if validation:
-            rows["eval_dataset"] = held_out = self._tokenized(*validation)
-            rows["compute_metrics"] = lambda found: self._metrics_of_epoch(found, held_out, validation)
-        run = {"job": self.noun, "model": self._source, "max_seq_length": self.max_seq_length} | self._identity()
-        run |= {"classes": self._names or None, "rows": content_hash(columns), "validation": content_hash(validation)}
-        with training_arguments(training, options, bool(validation)) as training:
-            if self._is_small:
-                training.choose_batch(float(np.mean([*map(len, rows["train_dataset"]["input_ids"])])))
-            run |= curve_of(training)
-            if validation and self._best_metric:
-                training.choose_metric(len(held_out), self._best_metric)
-
-            def make_trainer(_: Path | None) -> Trainer:
-                set_seed(training.seed)
-                model = self._load_new()
-                training.choose_learning_rate(model.config, self._learning_rate(model.config))
-                training.choose_epochs(self._num_epochs(len(columns[0])))
-                trainer = self._trainer_for(model, training, **rows)
-                self._before_training(trainer)  # on a resume too: what it measures may be the metrics of the run
-                return trainer
-
-            with lock_run(training.output_dir):
-                self._trainer = train_or_resume(make_trainer, training, run)
-            self._run = json.loads(json.dumps(run))  # as in the folder
-            of_classes = f" of {len(self.classes_)} classes" if len(self.classes_) > 1 else ""
-            messages.say(f"trained on {len(columns[0]):,} rows{of_classes}")
-            self._after_training()
+        rows = {"train_dataset": self._tokenized(*plan.columns, split=TRAINING)}
+        if plan.validation:
+            rows["eval_dataset"] = held_out = self._tokenized(*plan.validation, split=VALIDATION)
+            rows["compute_metrics"] = lambda found: self._metrics_of_epoch(plan, found, held_out)
+        with training_arguments(training, options, bool(plan.validation)) as training:
+            self._train(plan, training, rows)
+            of_classes = f" of {len(self._names)} classes" if len(self._names) > 1 else ""
+            messages.say(f"trained on {num_rows:,} rows{of_classes}")
+            self._after_training(plan)
             self._training = training
-            self._facts = {"num_rows": len(columns[0]), "is_pair": isinstance(columns[0][0], tuple)}
-            if validation:
-                *inputs, labels = validation
-                self._count_seen(inputs, "validation")
-                self._report(self.outputs(*inputs), labels, "validation", Path(training.output_dir), inputs[0])
+            if plan.validation:
+                *inputs, labels = plan.validation
+                self._count_seen(inputs, VALIDATION)
+                self._report(
+                    self.outputs(*inputs),
+                    labels,
+                    VALIDATION,
+                    Path(training.output_dir),
+                    inputs[0],
+                )
 
-    def _learning_rate(self, config: PretrainedConfig) -> float:
-        """The learning rate of a training, unless the user gives one."""
-        return default_learning_rate(config)
+    def _train(self, plan: Plan, training: FineTuningArguments, rows: dict[str, Any]) -> None:
+        """Train or resume; the rows are arguments of the trainer."""
+        if plan.has_short_steps:
+            lengths = list(map(len, rows["train_dataset"]["input_ids"]))
+            training.choose_batch(float(np.mean(lengths)))
+        run = {
+            "job": self.noun,
+            "model": self._source,
+            "max_seq_length": self.max_seq_length,
+            **plan.identity,
+            "classes": self._names or None,
+            "rows": content_hash(plan.columns),
+            "validation": content_hash(plan.validation),
+            **curve_of(training),
+        }
+        if plan.validation and plan.best_metric:
+            training.choose_metric(len(rows["eval_dataset"]), plan.best_metric)
 
-    def _num_epochs(self, num_rows: int) -> int:
-        """The number of epochs of a training on this number of rows, unless the user gives one."""
-        return EPOCHS
+        def make_trainer(_: Path | None) -> Trainer:
+            set_seed(training.seed)
+            model = self._load_new(plan)
+            training.choose_learning_rate(model.config, plan.learning_rate)
+            training.choose_epochs(plan.epochs)
+            trainer = self._trainer_for(model, training, **rows)
+            self._before_training(plan, trainer)  # on a resume too: what it measures may be the metrics of the run
+            return trainer
 
-    def _identity(self) -> dict[str, Any]:
-        """What of a job, besides the training arguments, a resumed run must have too, as plain types."""
-        return {}
+        with lock_run(training.output_dir):
+            self._trainer = train_or_resume(make_trainer, training, run)
+        self._run = json.loads(json.dumps(run))  # as in the folder
 
-    def _count_seen(self, inputs: Sequence[list], split: str) -> None:
+    def _count_seen(self, inputs: Columns, split: str) -> None:
         """Say how many rows are rows of the training too."""
-        learned = set(map(str, zip(*self._learned[:-1])))
-        if count := sum(row in learned for row in map(str, zip(*inputs))):
+        if not self._plan:
+            return
+        learned = set(map(str, zip(*self._plan.columns[:-1])))
+        count = sum(row in learned for row in map(str, zip(*inputs)))
+        if count:
             fact = f"{split}: {count:,} of {len(inputs[0]):,} rows equal a training row, so the scores are too good"
-            self._remark(fact, "remove repeated rows")
-
-    def _say_truncated(self, split: str | None = None) -> None:
-        """Say how many of the rows that were tokenized last are truncated; those of a training are in its record too."""
-        if self._truncated and split:
-            self._remark(f"{split}: {self._truncated}", "choose max_seq_length")
-        elif self._truncated:
-            messages.say(f"{self._truncated}; choose max_seq_length")
+            self._findings.warn(fact, "remove repeated rows")
 
     @told
     def outputs(self, *inputs, training: FineTuningArguments | None = None) -> Any:
@@ -453,14 +394,15 @@ class Job(BaseEstimator, ABC):
             ValueError: The model is not trained, or a row has a fault.
             FloatingPointError: A prediction is not finite.
         """
-        trainer, columns = self._opened(training), self._columns(*inputs, is_labelled=False)
+        trainer = self._opened(training)
+        columns = self._columns(*inputs, is_labelled=False)
         if not columns[0]:
             return np.zeros((0, len(self._classes)), np.float32)
         rows = self._tokenized(*columns)
-        self._say_truncated()
         trainer.compute_metrics = None
         hidden = [name for name in rows.column_names if name.startswith("label")]
-        outputs = self._outputs(rows, trainer.predict(rows.remove_columns(hidden)).predictions, columns)
+        found = trainer.predict(rows.remove_columns(hidden))
+        outputs = self._outputs(rows, found.predictions, columns)
         check_finite(outputs)
         return outputs
 
@@ -468,47 +410,22 @@ class Job(BaseEstimator, ABC):
         """Return the predictions for inputs, the columns of `fit` without labels."""
         return self._decide(self.outputs(*inputs))
 
-    def evaluate(self, *columns) -> dict[str, float]:
+    def evaluate(self, *columns) -> Scores:
         """Return the metrics on rows, the columns of `fit`."""
+        return self.metrics(*self._measured(*columns))
+
+    def _measured(self, *columns) -> tuple[Any, list]:
+        """Outputs for rows, and their checked labels."""
         _ = self._classes  # which say how labels are read
         lists = self._listed(*columns)
         *_, labels = self._columns(*lists)
-        return self.metrics(self.outputs(*lists[:-1]), labels)
+        return self.outputs(*lists[:-1]), labels
 
     def score(self, *columns) -> float:
         """Return the F1 of `evaluate` on rows, the columns of `fit`."""
         return self.evaluate(*columns)["f1"]
 
-    def _report(self, outputs: Any, labels: list, split: str, folder: Path, inputs: Sequence | None = None) -> None:
-        """Print the metrics of a split beside those of simpler answers, and write them to a file of the folder."""
-        forms, (trivial, answer) = self._forms(outputs, labels, inputs), self._trivial(labels)
-        found, base = forms["metrics"], self.metrics(trivial, labels)
-        self._scores_of[split] = scores = {**forms, "trivial": base}
-        if self._opened().is_world_process_zero():
-            shown, words = {FORMS[kind]: forms[kind] for kind in forms}, self._tfidf(inputs)
-            if words is not None and not isinstance(words, str):
-                kind = "ridge" if self.problem_type == "regression" else "logistic"
-                shown[f"TF-IDF with {kind} regression"] = scores["tfidf"] = self.metrics(words, labels)
-            say_scores(f"{split}, {len(labels):,} row{'s' * (len(labels) > 1)}", shown | {f"trivial: {answer}": base})
-            if isinstance(words, str):
-                messages.say(words)
-            folder.mkdir(parents=True, exist_ok=True)
-            prefix = "test" if split == "test" else "eval"
-            results = folder / f"{prefix}_results.json"
-            files = [folder / name.format(split.split()[0]) for name in OF_CLASSES]
-            prefixes = {kind: f"{prefix}_{kind}" for kind in scores} | {"metrics": prefix}
-            values = {f"{prefixes[kind]}_{name}": value for kind in scores for name, value in scores[kind].items()}
-            write_json(results, values)
-            self._report_classes(outputs, labels, *files)
-        if worse := names_of_worse(found, base):
-            decided = self._decide(outputs)
-            are_equal = len(decided) > 1 and decided.count(decided[0]) == len(decided)
-            equal = f"; all {len(decided):,} predictions are equal" if are_equal else ""
-            fact = f"{split}: not better than the trivial answer, {answer}: {', '.join(worse)}{equal}"
-            remedy = "for more epochs (num_train_epochs), or from a model of this language and domain"
-            self._remark(fact, f"train on more rows, {remedy}")
-
-    def _forms(self, outputs: Any, labels: list, inputs: Sequence | None) -> dict[str, dict[str, float]]:
+    def _forms(self, outputs: Any, labels: list, inputs: Sequence | None) -> dict[str, Scores]:
         """`metrics` of the model as it is served, and those of other forms of the inputs, by a name of `FORMS`."""
         return {"metrics": self.metrics(outputs, labels)}
 
@@ -516,17 +433,59 @@ class Job(BaseEstimator, ABC):
     def _trivial(self, labels: list) -> tuple[Any, str]:
         """Outputs of the best answer that does not look at the inputs, and its name."""
 
-    def _remark(self, fact: str, remedy: str) -> None:
-        """Print a warning; the record of the training, and so the card, has the fact."""
-        self._remarks.append(fact)
-        messages.warn(f"{fact}; {remedy}")
-
-    def _tfidf(self, inputs: Sequence | None) -> Any:
-        """Outputs of TF-IDF for held-out inputs, a sentence that says why there are none, or None for another job."""
-        return None
+    def _tfidf(self, inputs: Sequence | None) -> tuple[str, Any]:
+        """Name and outputs of TF-IDF for held-out inputs; or a sentence that says why there are none, and None."""
+        return "", None
 
     def _report_classes(self, outputs: Any, labels: list, report: Path, picture: Path) -> None:
-        """Write what a job says of each class, print a part of it, and perhaps draw it."""
+        """Write what a job says of each class, print the lowest ones, and perhaps draw it."""
+
+    def _report(
+        self,
+        outputs: Any,
+        labels: list,
+        split: str,
+        folder: Path,
+        inputs: Sequence | None = None,
+    ) -> None:
+        """Print the metrics of a split beside those of simpler answers, and write them to a file of the folder."""
+        scores = self._forms(outputs, labels, inputs)
+        trivial, answer = self._trivial(labels)
+        title, words = self._tfidf(inputs)
+        if words is not None:
+            scores["tfidf"] = self.metrics(words, labels)
+        scores["trivial"] = self.metrics(trivial, labels)
+        self._findings.scores[split] = scores
+        if self._opened().is_world_process_zero():
+            titles = FORMS | {"tfidf": title, "trivial": f"trivial: {answer}"}
+            num_rows = f"{len(labels):,} row{'s' * (len(labels) > 1)}"
+            say_scores(
+                f"{split}, {num_rows}",
+                {titles[name]: scores[name] for name in scores},
+            )
+            if title and words is None:
+                messages.say(title)
+            self._write_scores(scores, split, folder, outputs, labels)
+        worse = names_of_worse(scores["metrics"], scores["trivial"])
+        if worse:
+            fact = f"{split}: not better than the trivial answer, {answer}: {', '.join(worse)}"
+            decided = self._decide(outputs)
+            if len(decided) > 1 and decided.count(decided[0]) == len(decided):
+                fact += f"; all {len(decided):,} predictions are equal"
+            remedy = "for more epochs (num_train_epochs), or from a model of this language and domain"
+            self._findings.warn(fact, f"train on more rows, {remedy}")
+
+    def _write_scores(self, scores: dict[str, Scores], split: str, folder: Path, outputs: Any, labels: list) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        prefix = "test" if split == TEST else "eval"
+        values = {}
+        for form, of_form in scores.items():
+            start = prefix if form == "metrics" else f"{prefix}_{form}"
+            values |= {f"{start}_{name}": value for name, value in of_form.items()}
+        results = folder / f"{prefix}_results.json"
+        files = [folder / name.format(split.split()[0]) for name in OF_CLASSES]
+        write_json(results, values)
+        self._report_classes(outputs, labels, *files)
 
     @told
     def predict_rows(
@@ -553,24 +512,26 @@ class Job(BaseEstimator, ABC):
             ValueError: The file cannot hold a value of the rows.
         """
         assert data.test  # the caller asks first whether there are test rows
-        folder, (*inputs, labels) = Path(training.output_dir), data.test
+        folder = Path(training.output_dir)
+        *inputs, labels = data.test
         files = [folder / name.format("test") for name in ("{}_results.json", *OF_CLASSES)]
         files += [Path(file)] if file else [folder / f"predictions.{ending}" for ending in ("csv", "jsonl")]
         for each in files:
             check_file(each, overwrite or self._is_own(each.parent))
         outputs = self.outputs(*inputs, training=training)
-        self._count_seen(inputs, "test")
+        self._count_seen(inputs, TEST)
         counted = [i for i, label in enumerate(labels or ()) if label is not None]
         if training.should_save and (line := data.not_counted(len(counted))):
             messages.say(line)
         if counted:
-            of_counted = outputs[counted] if isinstance(outputs, np.ndarray) else [outputs[i] for i in counted]
+            of_counted = [outputs[i] for i in counted]
+            if isinstance(outputs, np.ndarray):
+                of_counted = outputs[counted]
             of_labels, of_inputs = ([column[i] for i in counted] for column in (labels, inputs[0]))
-            self._report(of_counted, of_labels, "test", folder, of_inputs)
+            self._report(of_counted, of_labels, TEST, folder, of_inputs)
         elif not data.test_faults:
             messages.say("the test rows have no column of labels (label_column), so there are no metrics")
-        if counted or not data.test_faults:
-            self._write_record()
+        self._write_record()
         if training.should_save:
             answered = [data.test_rows[i] for i in data.test_places]
             rows = self.prediction_rows(outputs, answered, **more)
@@ -591,17 +552,19 @@ class Job(BaseEstimator, ABC):
             FileExistsError: The folder holds another model, or with `overwrite` a file that is not listed.
             OSError: A file cannot be written.
         """
-        folder, network, origin = Path(folder), self.model_, origin_of(self._source)
-        if self._training is None or hasattr(network, "merge_and_unload"):
+        folder = Path(folder)
+        origin = origin_of(self._source)
+        if hasattr(self.model_, "merge_and_unload") or self._training is None:
             check_is_no_input(folder, [self._source])  # it would lose its record, or the base of the adapter
         is_new = PartialState().is_main_process and not self._is_own(folder)
         with saving(folder), new_folder(folder, overwrite) if is_new else nullcontext(folder) as place:
             self._save_weights(place)
-            self._saved = place, data, origin
+            self._saved = place, data or GIVEN, origin
             self._write_record()
             if is_new:
-                list_files(place, [file.relative_to(place).as_posix() for file in place.rglob("*") if file.is_file()])
-        self._saved = folder, data, origin
+                files = [file for file in place.rglob("*") if file.is_file()]
+                list_files(place, [file.relative_to(place).as_posix() for file in files])
+        self._saved = folder, data or GIVEN, origin
         PartialState().wait_for_everyone()  # the other processes may read what the first one has written
 
     def _is_own(self, folder: Path) -> bool:
@@ -610,33 +573,10 @@ class Job(BaseEstimator, ABC):
 
     def _write_record(self) -> None:
         """Write the record of the training into the folder of the saved model, if there are both."""
-        if self._saved is None or self._training is None or not self._training.should_save:
-            return
-        folder, data, origin = self._saved
-        names = data.names if data else dict.fromkeys(("train", "validation", "test"), "rows given in Python")
-        hub = data and data.dataset
-        of_hub: dict[str, dict] = {hub: {"dataset_id": hub, "config": data.dataset_config}} if data and hub else {}
-        names = names | {CROSS_VALIDATION: names["train"]}
-        places = {split: {"dataset": names[split], "split": split} for split in self._scores_of}
-        scores = [places[split] | found | of_hub.get(names[split], {}) for split, found in self._scores_of.items()]
-        rows = {names["train"]: self._facts["num_rows"]}
-        more = {"is_pair": self._facts["is_pair"], "remark": " ".join(f"Warning: {fact}." for fact in self._remarks)}
-        write_record(folder, self._training, source=origin, rows=rows, datasets=[*of_hub], scores=scores, **more)
+        if self._saved and self._training and self._training.should_save:
+            folder, data, origin = self._saved
+            self._findings.write(folder, self._training, origin, data)
 
     def _save_weights(self, folder: str | Path) -> None:
         with without_bars():
             self._opened().save_model(str(folder))
-
-
-def names_of_worse(found: Mapping[str, float], trivial: Mapping[str, float]) -> list[str]:
-    """Return the metrics that are not better than those of the trivial answer; none if it is right in all rows."""
-    if trivial.get("accuracy") == 1 or trivial.get("mse") == 0:
-        return []
-    gains = {name: (found[name] - value) * (1 if is_best_if_large(name) else -1) for name, value in trivial.items()}
-    return [name for name, gain in gains.items() if gain <= 0 and trivial[name] != is_best_if_large(name)]  # 1 or 0
-
-
-def check_finite(outputs: Any) -> None:
-    """Raise FloatingPointError if an output is not finite: an item of an array or of a list of arrays, or a score."""
-    if not all(np.isfinite(part["score"] if isinstance(part, dict) else part).all() for part in outputs):
-        raise FloatingPointError("a prediction is not finite; the model has diverged, lower the learning_rate")

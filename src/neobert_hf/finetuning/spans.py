@@ -35,17 +35,19 @@ def best_answers(
         FloatingPointError: The logits are not finite.
     """
     best = [(-np.inf, 0, 0)] * len(contexts)
-    columns = (windows[name] for name in ("row", "offsets", "first"))
+    columns = windows["row"], windows["offsets"], windows["first"]
     for row, offsets, first, start, end in zip(*columns, start_logits, end_logits):
         own = slice(first, first + len(offsets))
         scores = start[own][:, None] + end[own] - (start[0] + end[0])
-        lengths = np.arange(len(offsets)) - np.arange(len(offsets))[:, None] + 1
+        places = np.arange(len(offsets))
+        lengths = places - places[:, None] + 1
         scores[(lengths < 1) | (lengths > max_answer_tokens)] = -np.inf
         begin, last = np.unravel_index(scores.argmax(), scores.shape)
         score = float(scores[begin, last])
         if not np.isfinite(score):
-            remedy = "the model has diverged, lower the learning_rate"
-            raise FloatingPointError(f"the score of an answer is {score}; {remedy}")
+            raise FloatingPointError(
+                f"the score of an answer is {score}; the model has diverged, lower the learning_rate"
+            )
         best[row] = max(best[row], (score, offsets[begin][0], offsets[last][1]))
     return [_answer(context, *span) for context, span in zip(contexts, best)]
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from ..files.messages import say, say_next
+from ..files.output import writing
 
 MOST_SHOWN = 5  # classes in a line
+MOST_CLASSES = 40  # in a confusion matrix that a reader can read
 TOLD = ("README.md", "*_results.json", "classification_report_*.txt", "*.png", "predictions.*")  # files for a reader
 WIDTH = 40  # of a name, in characters
 
@@ -18,7 +23,15 @@ def say_scores(title: str, scores: Mapping[str, Mapping[str, float]]) -> None:
 
     lines = [[name[:WIDTH], *metrics.values()] for name, metrics in scores.items()]
     names = next(iter(scores.values()))
-    say(tabulate(lines, [title, *names], tablefmt="plain", floatfmt=".4f", disable_numparse=[0]))
+    say(
+        tabulate(
+            lines,
+            [title, *names],
+            tablefmt="plain",
+            floatfmt=".4f",
+            disable_numparse=[0],
+        )
+    )
 
 
 def say_worst(scores: Mapping[str, float]) -> None:
@@ -26,6 +39,33 @@ def say_worst(scores: Mapping[str, float]) -> None:
     worst = sorted(scores.items(), key=lambda item: item[1])[:MOST_SHOWN]
     if len(scores) > 1:
         say("lowest f1: " + ", ".join(f"{name[:WIDTH]} {value:.3f}" for name, value in worst))
+
+
+def write_report(file: Path, table: str) -> None:
+    """Write a report on each class."""
+    with writing(file) as stream:
+        stream.write(table.encode())
+
+
+def draw_matrix(matrix: np.ndarray, names: list[str], file: Path) -> None:
+    """Draw a (C, C) confusion matrix into a PNG file."""
+    from matplotlib.figure import Figure  # whose import takes half a second
+    from sklearn.metrics import ConfusionMatrixDisplay
+
+    shown = [name[:30].replace("$", r"\$") for name in names]  # dollar signs begin formulas
+    size = 3 + 0.4 * len(names)
+    figure = Figure(figsize=(size, size), layout="constrained")
+    display = ConfusionMatrixDisplay(matrix, display_labels=shown)
+    display.plot(
+        ax=figure.subplots(),
+        cmap="Blues",
+        colorbar=False,
+        xticks_rotation="vertical",
+        values_format="d",
+    )
+    with writing(file) as stream, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the font lacks Chinese characters, for example
+        figure.savefig(stream, format="png", dpi=120)
 
 
 def say_saved(folder: str | Path, *command: str, test_file: str = "NEW.csv") -> None:
@@ -36,11 +76,22 @@ def say_saved(folder: str | Path, *command: str, test_file: str = "NEW.csv") -> 
         command: Command of `neobert` that predicts with it, if there is one, and options of it.
         test_file: Name of a file that this command reads.
     """
-    shown = [file.name for pattern in TOLD for file in sorted(Path(folder).glob(pattern))]
-    kind = "adapter" if Path(folder, "adapter_config.json").exists() else "model"
-    say(f"{folder} has the {kind}, {', '.join(shown)}")
-    commands = [("serve", folder), ("export", folder, f"{folder}-exported")] if kind == "model" else []
+    names = [file.name for pattern in TOLD for file in sorted(Path(folder).glob(pattern))]
+    shown = ", ".join(names)
+    commands: list[tuple] = []
     if command:
-        options = ("--model_name_or_path", folder, "--test_file", test_file, "--output_dir", f"{folder}-new")
-        commands.insert(0, (*command, *options))
+        options = (
+            "--model_name_or_path",
+            folder,
+            "--test_file",
+            test_file,
+            "--output_dir",
+            f"{folder}-new",
+        )
+        commands.append((*command, *options))
+    if Path(folder, "adapter_config.json").exists():
+        say(f"{folder} has the adapter, {shown}")
+    else:
+        say(f"{folder} has the model, {shown}")
+        commands += [("serve", folder), ("export", folder, f"{folder}-exported")]
     say_next(*(("neobert", *words) for words in commands))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, compress, groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +17,29 @@ from sklearn.metrics import accuracy_score, classification_report, f1_score
 from tokenizers import Encoding
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForTokenClassification,
     BatchEncoding,
     DataCollatorForTokenClassification,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Trainer,
 )
 
 from ..files.messages import say
-from ..files.output import writing
 from ..runs import FineTuningArguments
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
+from .decorators import all_or_nothing
 from .entities import EntityFinder
-from .job import Job, all_or_nothing
+from .findings import Scores
+from .job import TRAINING, Job
+from .plan import SMALL, Plan
 from .rows import check_known, given_names
-from .summary import say_worst
+from .summary import say_worst, write_report
 from .tags import MARKS, division_of, kinds_of, own_pieces
 from .words import checked_tags, checked_words, from_iob2, iob2_names, is_iob, tag_names, tag_scheme, to_iob2
+
+Words = Sequence[list[str]]  # or their tags, of each row
 
 FEW_SENTENCES = 3000
 IGNORED = -100  # label of a token that has no part in the loss
@@ -63,7 +67,6 @@ class Tagger(Job):
     kind = "tags"
     noun = "tagger"
     column_names = ("words", "tags")
-    _best_metric = None  # F1, also of few rows: the loss is smallest long before F1 is best
 
     def _begin(self) -> None:
         super()._begin()
@@ -78,18 +81,11 @@ class Tagger(Job):
         words = checked_words(words)
         return (words, *(checked_tags(words, of_row) for of_row in tags))
 
-    def _learning_rate(self, config: PretrainedConfig) -> float:
-        """The mini model learns tags three times as fast as classes; larger models were not compared."""
-        return 1e-3 if config.hidden_size <= 384 else super()._learning_rate(config)
-
-    def _num_epochs(self, num_rows: int) -> int:
-        return EPOCHS_OF_FEW if num_rows <= FEW_SENTENCES else EPOCHS
-
     @all_or_nothing
     def fit(
         self,
-        words: Sequence[list[str]],
-        tags: Sequence[list[str]],
+        words: Words,
+        tags: Words,
         validation: tuple[Sequence, Sequence] | None = None,
         training: FineTuningArguments | None = None,
         *,
@@ -111,15 +107,24 @@ class Tagger(Job):
             FloatingPointError: The model has diverged.
         """
         words, tags = self._columns(words, tags)
-        every = [tag for row in tags for tag in row]
+        every = list(chain(*tags))
         self._scheme = tag_scheme(every)
-        self._division = division_of(word for row in words for word in row)
+        self._division = division_of(chain(*words))
         self._names = iob2_names(given_names(classes)) or tag_names(every)
-        self._fit((words, tags), validation, training, options)
+        config = AutoConfig.from_pretrained(self._source)
+        # F1 chooses the best epoch, also of few rows: the loss is smallest long before F1 is best
+        plan = Plan(
+            [words, tags],
+            validation and self._columns(*validation),
+            epochs=EPOCHS_OF_FEW if len(words) <= FEW_SENTENCES else EPOCHS,
+            # the mini model learns tags three times as fast as classes; larger models were not compared
+            learning_rate=1e-3 if config.hidden_size <= SMALL else None,
+        )
+        self._fit(plan, training, options)
         return self
 
-    def _load_new(self, **options) -> PreTrainedModel:
-        model = super()._load_new(**options)
+    def _load_new(self, plan: Plan, **options) -> PreTrainedModel:
+        model = super()._load_new(plan, **options)
         vars(model.config).pop("tag_scheme", None)  # of an earlier training
         if self._scheme:
             model.config.tag_scheme = self._scheme
@@ -134,36 +139,53 @@ class Tagger(Job):
 
     def _trainer_for(self, *arguments, **options) -> Trainer:
         collator = DataCollatorForTokenClassification(self.tokenizer, label_pad_token_id=[IGNORED, IGNORED])
-        return super()._trainer_for(*arguments, data_collator=collator, compute_loss_func=piece_loss, **options)
+        return super()._trainer_for(
+            *arguments,
+            data_collator=collator,
+            compute_loss_func=piece_loss,
+            **options,
+        )
 
-    def _rows(self, words: Sequence, tags: Sequence | None = None, is_training: bool = False) -> Dataset:
+    def _rows(self, words: Words, tags: Words | None = None, split: str | None = None) -> Dataset:
         """Windows of at most `max_seq_length` tokens.
 
         `labels` of training windows are those of `piece_loss`. In the other windows the first piece of a word has its tag (the
         first one if there are no tags), in one window only, and `row` is the number of the row.
         """
-        tags = tags and to_iob2(tags, self._classes)
-        numbers = {name: number for number, name in enumerate(self._classes)}
-        for i, of_row in enumerate(tags or ()):
-            check_known(of_row, numbers, f"row {i}: ")
-        ids = [[numbers[tag] for tag in of_row] for of_row in tags] if tags else [[0] * len(of_row) for of_row in words]
+        names = self._classes
+        numbers = {name: number for number, name in enumerate(names)}
+        ids = [[0] * len(of_row) for of_row in words]
+        if tags:
+            tags = to_iob2(tags, names)
+            for i, of_row in enumerate(tags):
+                check_known(of_row, numbers, f"row {i}: ")
+            ids = [[numbers[tag] for tag in of_row] for of_row in tags]
         rows = Dataset.from_dict({"words": list(words), "tags": ids})
         length = self.tokenizer.model_max_length
-        options = {"tokenizer": self.tokenizer, "length": length, "names": self._classes if is_training else None}
-        windows = rows.map(cut, batched=True, with_indices=True, remove_columns=rows.column_names, fn_kwargs=options)
+        options: dict[str, Any] = {"tokenizer": self.tokenizer, "length": length}
+        if split == TRAINING:
+            options["names"] = names
+        windows = rows.map(
+            cut,
+            batched=True,
+            with_indices=True,
+            remove_columns=rows.column_names,
+            fn_kwargs=options,
+        )
         longest = max(map(len, windows["input_ids"]))
-        if is_training and longest < length:  # a longer window has places that the training has not seen
+        if split == TRAINING and longest < length:  # a longer window has places that the training has not seen
             self.tokenizer.model_max_length = longest
             say(f"texts are read in windows of {longest} tokens, the length of the longest training row")
         return windows
 
     def _outputs(self, rows: Dataset, logits: np.ndarray, inputs: Sequence) -> list[np.ndarray]:
         """(number of words, number of tags) logits of each row, from (windows, tokens, number of tags)."""
-        found: dict[int, list[np.ndarray]] = {}
+        found = defaultdict(list)
         for window, of_window in zip(rows.select_columns(["row", "labels"]), logits):
             is_marked = np.array(window["labels"])[:, 0] != IGNORED
-            found.setdefault(window["row"], []).append(of_window[: len(is_marked)][is_marked])
-        return [np.concatenate(of_row) for of_row in found.values()]
+            of_tokens = of_window[: len(is_marked)]
+            found[window["row"]].append(of_tokens[is_marked])
+        return list(map(np.concatenate, found.values()))
 
     def _scores(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
         return [softmax(row.astype(np.float64), -1) for row in outputs]
@@ -177,7 +199,7 @@ class Tagger(Job):
         names = self._classes
         return [[names[tag] for tag in row.argmax(-1)] for row in outputs]
 
-    def predict_proba(self, words: Sequence[list[str]]) -> list[np.ndarray]:
+    def predict_proba(self, words: Words) -> list[np.ndarray]:
         """Return the (number of words, number of tags) probabilities of the tags of the model, for each row of words."""
         return self._scores(self.outputs(words))
 
@@ -197,8 +219,9 @@ class Tagger(Job):
         def logits_of(windows: Sequence[Encoding]) -> np.ndarray:
             ids = torch.tensor([window.ids for window in windows])
             mask = torch.tensor([window.attention_mask for window in windows])
-            inputs, model = {"input_ids": ids, "attention_mask": mask}, trainer.model.eval()
-            return trainer.prediction_step(model, inputs, prediction_loss_only=False)[1].float().cpu().numpy()
+            inputs = {"input_ids": ids, "attention_mask": mask}
+            _, logits, _ = trainer.prediction_step(trainer.model.eval(), inputs, prediction_loss_only=False)
+            return logits.float().cpu().numpy()
 
         tokenizer = self.tokenizer
         return EntityFinder(
@@ -209,56 +232,70 @@ class Tagger(Job):
             division or self._division,
         )
 
-    def score(self, words: Sequence[list[str]], tags: Sequence[list[str]]) -> float:
+    def score(self, words: Words, tags: Words) -> float:
         """Return F1 of the entities, or accuracy over the words if the tags are plain."""
         found = self.evaluate(words, tags)
         return found["f1" if "precision" in found else "accuracy"]
 
-    def metrics(self, outputs: list[np.ndarray], labels: list[list[str]]) -> dict[str, float]:
+    def metrics(self, outputs: list[np.ndarray], labels: Words) -> Scores:
         """Return the metrics that `tag_metrics` describes, of the tags of the model."""
         return tag_metrics(to_iob2(labels, self._classes), self._tags(outputs))
 
-    def _forms(self, outputs: Any, labels: list, inputs: Sequence | None) -> dict[str, dict[str, float]]:
+    def _forms(self, outputs: Any, labels: list, inputs: Sequence | None) -> dict[str, Scores]:
         """Metrics of the entities of texts, as the model is served; of given words, and of the pipeline, if F1 differs."""
         of_words = self.metrics(outputs, labels)
         if inputs is None or "precision" not in of_words:  # plain tags
             return {"metrics": of_words}
         found = {division: self._metrics_of_texts(inputs, labels, division) for division in {self._division, MARKS}}
         forms = {"metrics": of_words | found[self._division]}
-        for name, other in {"words": of_words, "pipeline": of_words | found[MARKS]}.items():
+        for name, other in {
+            "words": of_words,
+            "pipeline": of_words | found[MARKS],
+        }.items():
             if abs(other["f1"] - forms["metrics"]["f1"]) > LARGEST_DIFFERENCE:
                 forms[name] = other
         return forms
 
-    def _metrics_of_texts(self, words: Sequence, labels: list, division: str) -> dict[str, float]:
+    def _metrics_of_texts(self, words: Sequence, labels: list, division: str) -> Scores:
         """Precision, recall and F1 of the entities of texts: the words of a row with spaces, divided in some way."""
-        sought = [*map(spans_of, words, to_iob2(labels, self._classes))]
+        sought = list(map(spans_of, words, to_iob2(labels, self._classes)))
         found = self._finder(division)([" ".join(row) for row in words])
-        spans = [{(each["entity_group"], each["start"], each["end"]) for each in of_text} for of_text in found]
-        num_right = sum(len(a & b) for a, b in zip(sought, spans))
-        num_sought, num_found = (max(sum(map(len, each)), 1) for each in (sought, spans))
+        num_right = num_found = 0
+        for entities_of, wanted in zip(found, sought):
+            spans = {(each["entity_group"], each["start"], each["end"]) for each in entities_of}
+            num_right += len(spans & wanted)
+            num_found += len(spans)
+        num_sought = max(sum(map(len, sought)), 1)
+        num_found = max(num_found, 1)
         f1 = 2 * num_right / (num_sought + num_found)
-        return {"precision": num_right / num_found, "recall": num_right / num_sought, "f1": f1}
+        return {
+            "precision": num_right / num_found,
+            "recall": num_right / num_sought,
+            "f1": f1,
+        }
 
-    def _trivial(self, labels: list[list[str]]) -> tuple[list[np.ndarray], str]:
+    def _trivial(self, labels: Words) -> tuple[list[np.ndarray], str]:
         """The most frequent tag."""
-        (tag, _), *_ = Counter(tag for row in to_iob2(labels, self._classes) for tag in row).most_common(1)
+        counts = Counter(chain(*to_iob2(labels, self._classes)))
+        tag = max(counts, key=counts.__getitem__)
         logits = np.array([name == tag for name in self._classes], np.float32)
         return [np.tile(logits, (len(row), 1)) for row in labels], f"always {tag}"
 
-    def _report_classes(self, outputs: list[np.ndarray], labels: list[list[str]], report: Path, picture: Path) -> None:
+    def _report_classes(self, outputs: list[np.ndarray], labels: Words, report: Path, picture: Path) -> None:
         """Write precision, recall and F1 of each kind, and print the lowest ones."""
         tags = to_iob2(labels, self._classes), self._tags(outputs)
-        with writing(report) as stream:
-            stream.write(tag_report(*tags).encode())
-        of_kinds = tag_report(*tags, output_dict=True).items()
-        say_worst({name: scores["f1-score"] for name, scores in of_kinds if name != "accuracy" and " avg" not in name})
+        write_report(report, tag_report(*tags))
+        of_kinds = tag_report(*tags, output_dict=True)
+        names = [name for name in of_kinds if name != "accuracy" and " avg" not in name]
+        say_worst({name: of_kinds[name]["f1-score"] for name in names})
 
     def prediction_rows(self, outputs: list[np.ndarray], rows: list[dict]) -> list[dict[str, Any]]:
         """Return rows with `prediction`, a tag for each word, and `probability`, that of each tag."""
-        found = [[round(float(score), 6) for score in scores.max(-1)] for scores in self._scores(outputs)]
-        answers = zip(rows, self._decide(outputs), found)
-        return [{**row, "prediction": tags, "probability": scores} for row, tags, scores in answers]
+        found = []
+        for row, tags, scores in zip(rows, self._decide(outputs), self._scores(outputs)):
+            probabilities = [round(float(score), 6) for score in scores.max(-1)]
+            found.append(row | {"prediction": tags, "probability": probabilities})
+        return found
 
 
 def piece_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
@@ -277,8 +314,11 @@ def piece_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | 
     """
     kept = labels[..., 0] != IGNORED
     scores = outputs.logits[kept].float().log_softmax(-1).gather(-1, labels[kept])
-    loss = -(scores @ scores.new_tensor([LATER_PIECE, 1 - LATER_PIECE])).sum()
-    return loss / (kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch / 2)
+    shares = scores.new_tensor([LATER_PIECE, 1 - LATER_PIECE])
+    loss = -(scores @ shares).sum()
+    if num_items_in_batch is None:
+        return loss / kept.sum().clamp(min=1)
+    return loss / (num_items_in_batch / 2)
 
 
 def piece_labels(words: np.ndarray, is_joined: np.ndarray, tags: np.ndarray, names: Sequence[str]) -> np.ndarray:
@@ -292,11 +332,13 @@ def piece_labels(words: np.ndarray, is_joined: np.ndarray, tags: np.ndarray, nam
     """
     if not is_iob(names):
         return np.stack([tags[words]] * 2, -1)
-    inside = np.array([names.index(name if name == "O" else f"I-{name[2:]}") for name in names])[tags]  # of each word
+    insides = [name if name == "O" else f"I-{name[2:]}" for name in names]
+    inside = np.array(list(map(names.index, insides)))[tags]  # of each word
     before = np.concatenate([[-1], inside[:-1]])
     is_adjacent = (tags != inside) & (inside == before)  # it begins an entity right after one of the same kind
     first = np.where(_is_first(words), tags[words], inside[words])
-    return np.stack([first, np.where(is_adjacent[words] & is_joined, tags[words], first)], -1)
+    second = np.where(is_adjacent[words] & is_joined, tags[words], first)
+    return np.stack([first, second], -1)
 
 
 def _is_first(words: np.ndarray) -> np.ndarray:
@@ -317,75 +359,99 @@ def spans_of(words: Sequence[str], tags: Sequence[str]) -> set[tuple[str, int, i
     return set(spans)
 
 
-def tag_metrics(sought: list[list[str]], found: list[list[str]]) -> dict[str, float]:
+def tag_metrics(sought: Words, found: Words) -> Scores:
     """Return accuracy over the words, and F1: of the entities if all tags are B-, I- or O, else the mean over the tags.
 
     Args:
         sought: Tags of the words of each row.
         found: Tags that a model gives them.
     """
-    tags = [tag for row in sought for tag in row], [tag for row in found for tag in row]
+    tags = list(chain(*sought)), list(chain(*found))
     scores = {"accuracy": accuracy_score(*tags)}
-    if is_iob(set().union(*tags)):
-        for name in ("precision", "recall", "f1"):
-            scores[name] = getattr(entities, f"{name}_score")(sought, found, zero_division=0)
+    if is_iob(chain(*tags)):
+        scores["precision"] = entities.precision_score(sought, found, zero_division=0)
+        scores["recall"] = entities.recall_score(sought, found, zero_division=0)
+        scores["f1"] = entities.f1_score(sought, found, zero_division=0)
     else:
         scores["f1"] = f1_score(*tags, average="macro", zero_division=0)
     return {name: float(value) for name, value in scores.items()}
 
 
-def tag_report(sought: list[list[str]], found: list[list[str]], output_dict: bool = False) -> Any:
+def tag_report(sought: Words, found: Words, output_dict: bool = False) -> Any:
     """Return precision, recall and F1 of each kind of entity or tag, as a table or a dict; arguments as in `tag_metrics`."""
     options = {"zero_division": 0, "output_dict": output_dict, "digits": 3}
-    tags = [tag for row in sought for tag in row], [tag for row in found for tag in row]
-    if not is_iob(set().union(*tags)):
+    tags = list(chain(*sought)), list(chain(*found))
+    if not is_iob(chain(*tags)):
         return classification_report(*tags, **options)
-    if set().union(*tags) == {"O"}:
+    if set(chain(*tags)) == {"O"}:
         return {} if output_dict else "no entities, neither in the rows nor in the predictions"
     return entities.classification_report(sought, found, **options)
 
 
-def cut(rows: dict[str, list], numbers: list[int], tokenizer, length: int, names: Sequence[str] | None = None) -> dict:
+def cut(
+    rows: dict[str, list],
+    numbers: list[int],
+    tokenizer,
+    length: int,
+    names: Sequence[str] | None = None,
+) -> dict:
     """Return windows of rows of words, for `Dataset.map`; `names` are those of the tags, of a training."""
     overlap = (length - tokenizer.num_special_tokens_to_add()) // 4
     tokens = _tokenize(tokenizer, rows["words"], length, overlap)
     prefix = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
-    owners, labels = tokens["overflow_to_sample_mapping"], []
+    owners = tokens["overflow_to_sample_mapping"]
+    labels: list[np.ndarray] = []
     for owner, of_row in groupby(range(len(owners)), owners.__getitem__):
-        windows, pieces = zip(*((tokens.word_ids(i), tokens.tokens(i)) for i in of_row))
-        own, tags = [*own_pieces(windows, overlap)], np.array(rows["tags"][owner])
+        numbers_of = list(of_row)
+        windows = [tokens.word_ids(i) for i in numbers_of]
+        own = list(own_pieces(windows, overlap))
         words = np.array([windows[i][column] for i, column in own])
+        tags = np.array(rows["tags"][owner])
         of_windows = [np.full((len(window), 2), IGNORED) for window in windows]
         labels += of_windows
+        is_first = _is_first(words)
         if names is None:  # the first piece of a word, in one window
-            for (i, column), word, is_first in zip(own, words, _is_first(words)):
-                of_windows[i][column] = tags[word] if is_first else IGNORED
+            for (i, column), word in compress(zip(own, words), is_first):
+                of_windows[i][column] = tags[word]
             continue
-        # pieces that the pipeline joins to the one before
-        is_joined = [pieces[i][column].startswith(prefix) for i, column in own] if prefix else ~_is_first(words)
-        of_pieces, start = piece_labels(words, np.array(is_joined), tags, names), 0
-        for window, labels_of in zip(windows, of_windows):
+        is_joined = ~is_first
+        if prefix:  # pieces that the pipeline joins to the one before
+            pieces = [tokens.tokens(i) for i in numbers_of]
+            is_joined = np.array([pieces[i][column].startswith(prefix) for i, column in own])
+        of_pieces = piece_labels(words, is_joined, tags, names)
+        start = 0
+        for window, of_window in zip(windows, of_windows):
             columns = [column for column, word in enumerate(window) if word is not None]
-            labels_of[columns] = of_pieces[start : start + len(columns)]
+            of_window[columns] = of_pieces[start : start + len(columns)]
             start += len(columns) - overlap
     inputs = {name: tokens[name] for name in tokenizer.model_input_names if name in tokens}
     return inputs | {"labels": labels, "row": [numbers[owner] for owner in owners]}
 
 
-def _tokenize(tokenizer: PreTrainedTokenizerBase, rows: list[list[str]], length: int, overlap: int) -> BatchEncoding:
+def _tokenize(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: list[list[str]],
+    length: int,
+    overlap: int,
+) -> BatchEncoding:
     """Windows of tokens; a word of characters that the tokenizer removes has the unknown token, so that it gets a tag too."""
 
     def tokenize(rows: list[list[str]]) -> BatchEncoding:
         # the spaces of a text; byte-level tokenizers mark the beginning of a word by one
         rows = [[first, *(f" {word}" for word in others)] for first, *others in rows]
-        options = {"truncation": True, "max_length": length, "stride": overlap, "return_overflowing_tokens": True}
-        return tokenizer(rows, is_split_into_words=True, **options)
+        return tokenizer(
+            rows,
+            is_split_into_words=True,
+            truncation=True,
+            max_length=length,
+            stride=overlap,
+            return_overflowing_tokens=True,
+        )
 
     tokens = tokenize(rows)
-    seen: list[set[int | None]] = [set() for _ in rows]
-    for i, owner in enumerate(tokens["overflow_to_sample_mapping"]):
-        seen[owner].update(tokens.word_ids(i))
-    if all(len(words) <= len(of_row - {None}) for words, of_row in zip(rows, seen)):
-        return tokens
+    seen = set()
+    for window, owner in enumerate(tokens["overflow_to_sample_mapping"]):
+        seen |= {(owner, word) for word in tokens.word_ids(window)}
     unknown = tokenizer.unk_token
-    return tokenize([[word if i in kept else unknown for i, word in enumerate(row)] for row, kept in zip(rows, seen)])
+    kept = [[word if (i, j) in seen else unknown for j, word in enumerate(row)] for i, row in enumerate(rows)]
+    return tokens if kept == rows else tokenize(kept)

@@ -64,8 +64,11 @@ def own_pieces(windows: Sequence[Sequence[int | None]], overlap: int) -> Iterato
     """
     for number, words in enumerate(windows):
         columns = [column for column, word in enumerate(words) if word is not None]
-        first = overlap // 2 if number else 0
-        end = len(columns) - (overlap - overlap // 2 if number + 1 < len(windows) else 0)
+        first, end = 0, len(columns)
+        if number > 0:
+            first = overlap // 2
+        if number + 1 < len(windows):
+            end -= overlap - overlap // 2
         yield from ((number, column) for column in columns[first:end])
 
 
