@@ -18,9 +18,8 @@ from neobert_hf.finetuning import LabelledTextArguments, read_labelled_texts
 
 NAMES = ("billing", "on time", "größe", "漢字", "B-side", "Bug report", "no", "level 3", "007")
 EDGES = (" ", "  ", "\xa0", "\u200b", "\ufeff", "\u3000", "\u2009\u200e")
-# What the one line of each fault says, whatever else it says; the file is read for each split, and so is a NUL.
-NUL, CASE, CONFLICT, NUMBERS = "NUL", "upper and lower case", "several labels", "regression"
-COPIES = {NUL: 3, CASE: 1, CONFLICT: 1, NUMBERS: 1}
+# What the one line of each fault says, whatever else it says.
+CASE, CONFLICT, NUMBERS = "upper and lower case", "several labels", "regression"
 
 
 def prepare(_) -> tuple[list, None]:
@@ -31,10 +30,8 @@ def prepare(_) -> tuple[list, None]:
 def case(_, suffix: str, rng: random.Random, folder: Path, shared: None) -> str:
     """Spoil rows, read them as rows of training, validation and test, and compare them with the rows as they were."""
     rows, must_say = draw_rows(rng)
-    spoiled = spoil(rng, rows, is_table=suffix in (".csv", ".tsv"))
-    for number, (text, _) in enumerate(spoiled, 2):
-        if "\0" in text:
-            must_say[NUL] = [f"line {number}"]
+    spoiled = [(text, rng.choice(EDGES) * rng.randint(0, 1) + name + rng.choice(EDGES)) for text, name in rows]
+    spoiled = [pair if rng.random() < 0.5 else row for pair, row in zip(spoiled, rows)]
     file, said = write(folder / f"rows{suffix}", spoiled, rng), io.StringIO()
     logging.getLogger().addHandler(logging.StreamHandler(said))
     with contextlib.redirect_stdout(said):
@@ -44,9 +41,9 @@ def case(_, suffix: str, rng: random.Random, folder: Path, shared: None) -> str:
             raise Failed(f"silently wrong: {set(zip(*split)) ^ set(rows)}")
     if set(found.classes) != {name for _, name in rows} or len(found.test_rows) != len(rows):
         raise Failed(f"silently wrong: the classes are {found.classes}")
-    for mark, copies in COPIES.items():
+    for mark in (CASE, CONFLICT, NUMBERS):
         marked = [line for line in said.getvalue().splitlines() if mark in line]
-        if len(marked) != copies * (mark in must_say):
+        if len(marked) != (mark in must_say):
             raise Failed(f"{len(marked)} lines of {mark!r}: {said.getvalue()!r}")
         if missing := [part for part in must_say.get(mark, ()) for line in marked if part not in line]:
             raise Failed(f"{missing} is not in {marked}")
@@ -73,16 +70,6 @@ def draw_rows(rng: random.Random) -> tuple[list[tuple[str, str]], dict[str, list
     if has_two_cases and counts[shouted.upper()]:
         must_say[CASE] = [f"{name!r} ({counts[name]})" for name in (shouted, shouted.upper())]
     return rows, must_say
-
-
-def spoil(rng: random.Random, rows: list[tuple[str, str]], is_table: bool) -> list[tuple[str, str]]:
-    """Put invisible characters around labels, and in a table also a NUL."""
-    spoiled = [(text, rng.choice(EDGES) * rng.randint(0, 1) + name + rng.choice(EDGES)) for text, name in rows]
-    spoiled = [pair if rng.random() < 0.5 else row for pair, row in zip(spoiled, rows)]
-    if is_table and rng.random() < 0.4:
-        chosen = rng.randrange(len(rows))
-        spoiled[chosen] = (spoiled[chosen][0].replace("person", "per\0son"), spoiled[chosen][1])
-    return spoiled
 
 
 def write(file: Path, rows: list[tuple[str, str]], rng: random.Random) -> Path:

@@ -149,10 +149,10 @@ REFUSED = [
         for script, (suffix, *_) in JOBS.items()
         for content in ("", "\ufeff", " \n\n")
     ),
-    *((script, suffix, None, f"No such file or .*: '.*FILE{suffix}'$") for script, (suffix, *_) in JOBS.items()),
+    *((script, suffix, None, rf"FILE{suffix}'.* No such|No such .*FILE{suffix}'$") for script, (suffix, *_) in JOBS.items()),
     *(("finetune_classifier", *bad) for bad in BAD_ROWS),
     ("finetune_classifier", ".csv", "text;label\nfür dich;gut\nnicht schön;schlecht\n".encode("cp1252"),
-     "line 2 is not UTF-8"),
+     "FILE.csv is not utf-8 .*save it as UTF-8"),
     ("finetune_tagger", ".conll", CONLL + "\nWort\n", "line 15: 1 columns"),
     ("finetune_tagger", ".conll", "".join(f"Wort{i} O\n" for i in range(9)) + "\nWort O\n\nZwei O\n", "label 'O'"),
     ("finetune_tagger", ".conll", "\x00", "FILE.conll has one column"),
