@@ -39,7 +39,6 @@ def planned(labels=ROWS, kind=SINGLE, config=MINI, weights=None, is_held_out=Tru
         ({"kind": REGRESSION, "labels": [1.5, 2.5]}, False, False, None, 3),
         ({"kind": REGRESSION, "labels": [1.5, 2.5], "head_first": True}, True, False, "mean", 10),
     ],
-    ids=str,
 )
 def test_the_last_layer_first_and_fewer_epochs_the_more_rows_there_are(options, head_first, weak, pooling, epochs):
     plan = planned(**options)
