@@ -12,29 +12,12 @@ from .lazy import lazy_names
 
 __version__ = "0.1.0"
 
-# Some need an extra, so a name is imported when it is used.
-NAMES_OF = {
-    "embeddings": ("DocumentSearch",),
-    "checkpoints.embedding_models": ("multi_vector_encoder", "sentence_transformer", "sparse_encoder"),
-    "finetuning": ("Classifier", "Tagger"),
-    "model.configuration_neobert": ("NeoBERTConfig",),
-    "model.inference_neobert": ("inference_copy",),
-    "model.machine_neobert": ("best_dtype",),
-    "model.modeling_neobert": (
-        *("AUTO_CLASSES", "NeoBERT", "NeoBERTForMaskedLM", "NeoBERTForMultipleChoice", "NeoBERTForQuestionAnswering"),
-        *("NeoBERTForSequenceClassification", "NeoBERTForTokenClassification", "NeoBERTLMHead", "NeoBERTModel"),
-    ),
-    "pretraining.collators": ("PackedMLMCollator",),
-    "pretraining.packing": ("PackedStream",),
-    "checkpoints": ("MINI_MODEL_PATH",),
-    "checkpoints.adapters": ("lora_config", "open_adapter", "save_adapter"),
-    "runs.allocator": ("tune_allocator",),
-}
 NAMESPACES = ("checkpoints", "data", "embeddings", "export", "files", "finetuning", "pretraining", "runs")
-_get, _, __all__ = lazy_names(__name__, NAMES_OF)
+# Some need an extra, so a name is imported when it is used.
+_get, _, __all__ = lazy_names(__name__, __file__)
 __all__ += ["__version__"]
 
-if TYPE_CHECKING:  # the same names, for editors and type checkers
+if TYPE_CHECKING:
     from . import (
         checkpoints as checkpoints,
         data as data,

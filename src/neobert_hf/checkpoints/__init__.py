@@ -9,31 +9,10 @@ from ..lazy import lazy_names
 MINI_MODEL_PATH = str(Path(__file__).parents[1] / "mini")
 
 # Some need peft or sentence-transformers, so a name is imported when it is used.
-NAMES_OF = {
-    "adapters": (
-        "lora_config",
-        "open_adapter",
-        "save_adapter",
-    ),
-    "card": ("write_card",),
-    "conversion": ("convert",),
-    "doctor": ("examine",),
-    "record": ("write_record",),
-    "saved_model": ("SavedModel",),
-    "tokenizer": (
-        "FolderTokenizer",
-        "load_tokenizer",
-    ),
-    "trust": (
-        "check_links",
-        "check_source",
-        "resolve",
-    ),
-}
-__getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
 __all__ += ["MINI_MODEL_PATH"]
 
-if TYPE_CHECKING:  # the same names, for editors and type checkers
+if TYPE_CHECKING:
     from .adapters import lora_config as lora_config, open_adapter as open_adapter, save_adapter as save_adapter
     from .card import write_card as write_card
     from .conversion import convert as convert

@@ -5,30 +5,9 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 # Rows need pyarrow (the extra `train`), so a name is imported when it is used.
-NAMES_OF = {
-    "lengths": (
-        "check_leaves_tokens",
-        "check_max_length",
-        "fact_of_truncated",
-        "plain_tokenizer",
-        "tokens_lost",
-    ),
-    "rows": (
-        "Row",
-        "read_lines",
-        "read_rows",
-        "read_text_column",
-        "read_texts",
-    ),
-    "wordpiece": (
-        "tokenizer_hash",
-        "train_wordpiece",
-        "write_wordpiece",
-    ),
-}
-__getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
 
-if TYPE_CHECKING:  # the same names, for editors and type checkers
+if TYPE_CHECKING:
     from .lengths import (
         check_leaves_tokens as check_leaves_tokens,
         check_max_length as check_max_length,

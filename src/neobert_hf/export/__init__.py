@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING
 
 from ..lazy import lazy_names
 
-NAMES_OF = {"exporting": ("export_model",), "onnx_model": ("OnnxModel",)}
-__getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
 
-if TYPE_CHECKING:  # the same names, for editors and type checkers
+if TYPE_CHECKING:
     from .exporting import export_model as export_model
     from .onnx_model import OnnxModel as OnnxModel

@@ -5,30 +5,9 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 # Some need transformers, so a name is imported when it is used.
-NAMES_OF = {
-    "errors": (
-        "one_line",
-        "run_command",
-    ),
-    "json_files": (
-        "read_json",
-        "read_json_object",
-    ),
-    "output": (
-        "check_file",
-        "check_folder",
-        "content_hash",
-        "file_hash",
-        "new_folder",
-        "only_writer",
-        "saving",
-        "write_json",
-    ),
-    "terminal": ("printable",),
-}
-__getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
 
-if TYPE_CHECKING:  # the same names, for editors and type checkers
+if TYPE_CHECKING:
     from .errors import one_line as one_line, run_command as run_command
     from .json_files import read_json as read_json, read_json_object as read_json_object
     from .output import (

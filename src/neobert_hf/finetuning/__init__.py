@@ -5,22 +5,9 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 # The jobs need scikit-learn, seqeval or sentence-transformers, so a name is imported when it is used.
-NAMES_OF = {
-    "answers": ("QuestionAnswerer", "answer_metrics"),
-    "classifier": ("Classifier",),
-    "entities": ("EntityFinder",),
-    "figures": ("label_metrics", "pearson", "spearman"),
-    "predictions": ("write_predictions",),
-    "questions": ("read_questions",),
-    "rows": ("LabelledDataArguments", "LabelledRows"),
-    "summary": ("say_saved",),
-    "tagger": ("Tagger", "tag_metrics"),
-    "texts": ("LabelledTextArguments", "read_labelled_texts"),
-    "words": ("TaggedWordArguments", "read_tagged_words"),
-}
-__getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
 
-if TYPE_CHECKING:  # the same names, for editors and type checkers
+if TYPE_CHECKING:
     from .answers import QuestionAnswerer as QuestionAnswerer, answer_metrics as answer_metrics
     from .classifier import Classifier as Classifier
     from .entities import EntityFinder as EntityFinder

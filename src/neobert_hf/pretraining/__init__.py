@@ -5,24 +5,9 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 # Training needs datasets, accelerate and datatrove (the extra `train`), so a name is imported when it is used.
-NAMES_OF = {
-    "arguments": ("CorpusArguments", "PretrainingArguments"),
-    "collators": ("PackedMLMCollator",),
-    "corpus": ("Corpus",),
-    "documents": ("Documents", "Selection"),
-    "optimizers": ("muon",),
-    "packing": ("MixedRows", "PackedRows", "PackedStream"),
-    "plans": ("PackingPlan", "PackingSettings", "make_packing_plan", "read_packing_plan", "write_packing_plan"),
-    "recipes": ("RECIPES", "Recipe", "load_recipe"),
-    "run_rows": ("RunRows", "open_text", "order_of_rows"),
-    "tokenizing": ("tokenize", "tokenizing_tasks", "write_manifest"),
-    "training": ("build_model", "pretrain"),
-    "trainer": ("PretrainingTrainer", "predicted_tokens"),
-    "vocabulary": ("adapt_vocabulary", "old_tokens", "write_adapted_model"),
-}
-__getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
 
-if TYPE_CHECKING:  # the same names, for editors and type checkers
+if TYPE_CHECKING:
     from .arguments import CorpusArguments as CorpusArguments, PretrainingArguments as PretrainingArguments
     from .collators import PackedMLMCollator as PackedMLMCollator
     from .corpus import Corpus as Corpus

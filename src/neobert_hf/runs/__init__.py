@@ -5,35 +5,9 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 # The arguments of trainings need accelerate and datasets, so a name is imported when it is used.
-NAMES_OF = {
-    "allocator": ("tune_allocator",),
-    "arguments": (
-        "FineTuningArguments",
-        "PrecisionArguments",
-        "ResumeArguments",
-        "default_learning_rate",
-    ),
-    "commands": (
-        "CommandParser",
-        "run_script",
-    ),
-    "machine": (
-        "environment",
-        "limit_threads",
-    ),
-    "manifests": ("CheckedCheckpoints",),
-    "resume": (
-        "begin_or_resume",
-        "curve_of",
-        "last_complete_checkpoint",
-        "lock_run",
-        "train_or_resume",
-    ),
-    "signals": ("SaveOnTerminate",),
-}
-__getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
 
-if TYPE_CHECKING:  # the same names, for editors and type checkers
+if TYPE_CHECKING:
     from .allocator import tune_allocator as tune_allocator
     from .arguments import (
         FineTuningArguments as FineTuningArguments,
