@@ -32,7 +32,7 @@ from ..data.lengths import (
     tokens_lost,
 )
 from ..data.rows import SUFFIXES, read_text_column
-from ..files.output import check_file, check_is_no_input, writing
+from ..files.output import check_file, writing
 from ..model.machine_neobert import best_dtype
 from .kept import Kept
 from .passages import find_files
@@ -88,8 +88,7 @@ def embed_files(
     target = Path(output)
     if target.suffix not in OUTPUTS:
         raise ValueError(f"output={output} ends in none of {', '.join(OUTPUTS)}; choose one of them")
-    check_is_no_input(target, found)
-    check_file(target, overwrite)
+    check_file(target, overwrite, found)
     texts = [text for _, text in read_text_column(found, text_column)]
     encoder = open_for_inference(model, max_length)
     prompt = prompt_of(encoder, prompt_name)

@@ -55,16 +55,18 @@ def check_folder(folder: Path, *own: str, overwrite: bool = False) -> None:
     raise FileExistsError(f"{folder} holds {min(others)}; {remedy}")
 
 
-def check_file(file: Path, overwrite: bool = False) -> None:
+def check_file(file: Path, overwrite: bool = False, inputs: Iterable[str | Path | None] = ()) -> None:
     """Refuse a file that exists.
 
     Args:
         file: File to write.
         overwrite: The file may exist.
+        inputs: Files that are read, which are never replaced.
 
     Raises:
         FileExistsError: The file exists, or a folder has its name.
     """
+    check_is_no_input(file, inputs)
     place = file.parent.resolve() / file.name  # of "new/../file"
     if os.path.lexists(place) and not (overwrite and place.is_file()):
         raise FileExistsError(f"{file} exists; name another file, or give overwrite to replace a file")

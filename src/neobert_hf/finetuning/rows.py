@@ -20,7 +20,7 @@ from transformers.hf_argparser import HfArg
 from ..data.lengths import DEFAULT_LENGTH
 from ..data.rows import SHOWN, Row, checked_text, read_rows, trimmed
 from ..files import messages
-from ..files.output import check_file, check_is_no_input
+from ..files.output import check_file
 from .predictions import PREDICTION_COLUMNS, PREDICTION_FORMATS
 
 EXAMPLE_CHARACTERS = 300
@@ -63,8 +63,7 @@ class LabelledDataArguments:
             formats = ", ".join(PREDICTION_FORMATS)
             raise ValueError(f"predictions_file={file} has none of the suffixes {formats}; choose one")
         read = (self.train_file, self.validation_file, self.test_file)
-        check_is_no_input(file, read)
-        check_file(file, self.overwrite)
+        check_file(file, self.overwrite, read)
 
     @property
     def has_training(self) -> bool:
