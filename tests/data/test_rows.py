@@ -213,16 +213,23 @@ def test_every_kind_of_line_end_and_utf_16_with_its_mark_are_read(tmp_path, suff
     assert [row.values for row in read_rows(file)] == rows
 
 
-@pytest.mark.parametrize("name", ["text", ""])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
-def test_two_columns_of_one_name_are_refused(tmp_path, suffix, name):
+def test_two_columns_of_one_name_are_refused(tmp_path, suffix):
     file = tmp_path / f"rows{suffix}"
     if suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"], ["c"]], names=[name, name, "label"]), file)
+        pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"], ["c"]], names=["text", "text", "label"]), file)
     else:
-        file.write_text(f"{name},{name},label\na,b,c\n".replace(",", {".csv": ",", ".tsv": "\t"}[suffix]))
-    with pytest.raises(ValueError, match=f"two columns have the name '{name}'; rename one of them"):
+        file.write_text("text,text,label\na,b,c\n".replace(",", {".csv": ",", ".tsv": "\t"}[suffix]))
+    with pytest.raises(ValueError, match="two columns have the name 'text'; rename one of them"):
         list(read_rows(file))
+
+
+@pytest.mark.parametrize(
+    ("header", "names"), [(",,text", ["column 1", "column 2", "text"]), (",text, ", ["column 1", "text", "column 3"])]
+)
+def test_several_columns_without_a_name_are_named_by_their_numbers(tmp_path, header, names):
+    (tmp_path / "rows.csv").write_text(f"{header}\na,b,c\n")
+    assert [row.values for row in read_rows(tmp_path / "rows.csv")] == [dict(zip(names, "abc"))]
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,8 @@ def _separated_rows(file: Path, names: Sequence[str] | None, encoding: str | Non
     rows = csv.reader(texts, delimiter=separator, quoting=quoting, strict=True)
     if names is None:
         names = [trimmed(name) for name in next(rows)]
+        if names.count("") > 1:  # a single one is that of an index
+            names = [name or f"column {number}" for number, name in enumerate(names, 1)]
     _check_names(file, names)
     remedy = f"quote or replace each {separator!r} inside a text, and close each quotation mark"
     for before, fields in _parsed(rows):
