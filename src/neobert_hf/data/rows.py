@@ -290,9 +290,7 @@ def _separated_rows(file: Path, names: Sequence[str] | None, encoding: str | Non
     texts = itertools.chain([first], (line for _, line in lines))
     rows = csv.reader(texts, delimiter=separator, quoting=quoting, strict=True)
     if names is None:
-        names = [trimmed(name) for name in next(rows)]
-        if names.count("") > 1:  # a single one is that of an index
-            names = [name or f"column {number}" for number, name in enumerate(names, 1)]
+        names = _named(next(rows))
     _check_names(file, names)
     remedy = f"quote or replace each {separator!r} inside a text, and close each quotation mark"
     for before, fields in _parsed(rows):
@@ -356,6 +354,13 @@ def _separator(first: str, names: Sequence[str] | None) -> str:
     wanted = len(names) - 1 if names else len(first)
     found = [each for each in SEPARATORS if each in bare]
     return min(found, key=lambda each: abs(bare.count(each) - wanted), default=",")
+
+
+def _named(header: Sequence[str]) -> list[str]:
+    names = [trimmed(name) for name in header]
+    if names.count("") == 1:  # that of an index
+        return names
+    return [name or f"column {number}" for number, name in enumerate(names, 1)]
 
 
 def _check_names(file: Path, names: Sequence[str]) -> None:
