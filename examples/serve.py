@@ -27,10 +27,9 @@ from starlette.exceptions import HTTPException
 from tokenizers import Tokenizer
 
 from neobert_cli.parser import Parser
-from neobert_hf.checkpoints.saved_model import SavedModel
+from neobert_hf.checkpoints import SavedModel
 from neobert_hf.data import fact_of_truncated, plain_tokenizer, tokens_lost
-from neobert_hf.export import OnnxModel
-from neobert_hf.export.onnx_model import sigmoid
+from neobert_hf.export import OnnxModel, sigmoid
 from neobert_hf.files import run_command
 
 EXAMPLES = {

@@ -42,7 +42,7 @@ def private_names(source):
 
 
 # Programs that people run; the others are scripts that people copy.
-LONGER = {"serve": 396}
+LONGER = {"serve": 410}
 
 
 @pytest.mark.parametrize("example", sorted({*EXAMPLES, *PROJECTS}), ids=lambda file: file.stem)

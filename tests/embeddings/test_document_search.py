@@ -209,7 +209,7 @@ def test_another_encoding_is_guessed_and_said_at_each_search(notes, model, tmp_p
             assert text.split()[0] in documents.passages[0].text
             guesses = [] if named or "utf" in encoding else [f"{file}: read as {encoding}"]
             assert documents.guesses == guesses and all(line in documents.summary() for line in guesses)
-    with pytest.raises(ValueError, match=rf"{name} is not ascii"):
+    with pytest.raises(ValueError, match=rf"{name}, line \d is not ascii"):
         open_search(file, model, encoding="ascii")
 
 

@@ -26,6 +26,7 @@ import pyarrow.parquet
 from ..files.terminal import LONE_SURROGATES
 from .lengths import as_list
 
+CONVERT = "save it as UTF-8, for example: iconv -f CP1252 -t UTF-8 FILE > NEW_FILE"
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SAMPLES = ("line", "paragraph", "document")
@@ -195,8 +196,7 @@ def _naming(file: str | Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        remedy = "save it as UTF-8, for example: iconv -f CP1252 -t UTF-8 FILE > NEW_FILE"
-        raise ValueError(f"{file} is not {error.encoding} ({error}); {remedy}") from error
+        raise ValueError(f"{file} is not {error.encoding} ({error}); {CONVERT}") from error
     except (pyarrow.ArrowException, csv.Error, lzma.LZMAError, EOFError, OSError) as error:
         if getattr(error, "errno", None):
             raise
@@ -218,7 +218,11 @@ def _encoding_of(stream: io.BufferedReader) -> str:
 def _lines(file: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
     """Lines with their numbers from 1; LF, CR LF and CR end a line, and nothing else."""
     with _opened(file) as stream:
-        yield from enumerate(io.TextIOWrapper(stream, encoding or _encoding_of(stream), newline=""), 1)
+        used = encoding or _encoding_of(stream)
+        for number, line in enumerate(io.TextIOWrapper(stream, used, "surrogateescape", newline=""), 1):
+            if LONE_SURROGATES.search(line):  # as surrogateescape writes a byte that is none of the encoding
+                raise ValueError(f"{file}, line {number} is not {encoding or 'UTF-8'}; {CONVERT}")
+            yield number, line
 
 
 def _text_documents(file: Path, sample_by: str, encoding: str | None) -> Iterator[tuple[str, str]]:

@@ -8,4 +8,4 @@ __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
 
 if TYPE_CHECKING:
     from .exporting import export_model as export_model
-    from .onnx_model import OnnxModel as OnnxModel
+    from .onnx_model import OnnxModel as OnnxModel, sigmoid as sigmoid
