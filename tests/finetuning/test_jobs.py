@@ -152,6 +152,16 @@ def test_as_many_predictions_as_test_rows_and_metrics_over_labels_that_count(tra
     assert line in capsys.readouterr().out
 
 
+def test_the_first_thing_that_a_saved_model_does_can_be_to_predict_a_file(trained, tmp_path):
+    job, (*inputs, _) = trained
+    job.save(tmp_path / "saved")
+    rows = [{"id": str(i)} for i in range(8)]
+    data = LabelledRows(None, None, (*inputs, None), rows, {}, None, test_places=list(range(8)))
+    training = FineTuningArguments(str(tmp_path / "new"), **FAST)
+    type(job)(tmp_path / "saved").predict_rows(data, training)
+    assert len(list((tmp_path / "new").glob("predictions.*"))) == 1
+
+
 ONE, PAIR = ["a", "b"], [("a", "b")] * 2
 NEAR = "cannot be told apart in float32"
 MULTI_HOT = np.array([[0, 1], [1, 0]])

@@ -516,6 +516,7 @@ class Job(BaseEstimator, ABC):
         *inputs, labels = data.test
         files = [folder / name.format("test") for name in ("{}_results.json", *OF_CLASSES)]
         files += [Path(file)] if file else [folder / f"predictions.{ending}" for ending in ("csv", "jsonl")]
+        _ = self._classes  # an error if it is not trained
         for each in files:
             check_file(each, overwrite or self._is_own(each.parent))
         outputs = self.outputs(*inputs, training=training)
