@@ -96,7 +96,8 @@ class Subject:
         inside = self.folder.resolve()
         self.parts |= {part for part in saved.parts if part.resolve().is_relative_to(inside)}
         if saved.graph:
-            saved.check_export()
+            if saved.has_tokenizer:  # an export of a model without one has none
+                saved.check_export()
             return
         saved.check()
         if saved.is_adapter:

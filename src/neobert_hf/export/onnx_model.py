@@ -276,6 +276,7 @@ class OnnxModel:
     def _choose_tokens(self, task: str) -> None:
         """Read texts of a task as sentence-transformers does: at its length, expanded, and only the tokens of scores."""
         settings = read_object(self.folder / "sentence_bert_config.json")
+        self.tokenizer = self._open_tokenizer()  # which sets the length
         expansion = {"length": 0, "attend": False}
         if task == "query":
             expansion = settings.get("query_expansion") or expansion
@@ -284,7 +285,6 @@ class OnnxModel:
             self.max_length = width
         else:
             self.max_length = settings.get(f"{task}_length") or self.max_length
-        self.tokenizer = self._open_tokenizer()
         self.tokenizer.enable_truncation(self.max_length, direction=self.tokenizer.truncation["direction"])
         if width:
             added = {"pad_id": self.tokenizer.token_to_id(expansion["token"]), "pad_to_multiple_of": width}
