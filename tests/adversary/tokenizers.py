@@ -9,7 +9,7 @@ from adversary.workbench import Workbench
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-from neobert_hf import NeoBERTConfig
+from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.checkpoints import examine
 
 WORDS = ["open", "Open", "OPEN", "file", "Datei", "fenêtre", "Größe", "東京", "ﬁlter"]
@@ -31,7 +31,7 @@ def case(kind: str, named: str, rng: random.Random, folder: Path, _) -> str:
     own.post_processor = processors.TemplateProcessing(f"{special[2]} $A {special[3]}", special_tokens=ends)
     own.save(str(folder / "tokenizer.json"))
     shape = dict(vocab_size=own.get_vocab_size(), hidden_size=32, num_attention_heads=2, max_position_embeddings=77)
-    NeoBERTConfig(**shape).save_pretrained(folder)
+    NeoBERTModel(NeoBERTConfig(**shape, num_hidden_layers=1, intermediate_size=48)).save_pretrained(folder)
     write(folder / named, {"tokenizer_class": rng.choice(("BertTokenizer", "BertTokenizerFast"))})
     expected = [encoding.ids for encoding in own.encode_batch(texts)]
     found = findings(folder)
@@ -53,7 +53,7 @@ def check_bert_class(kind: str, found: set[str], is_right: bool) -> None:
 
 
 def findings(folder: Path) -> set[str]:
-    return {finding["code"] for finding in examine(folder)["findings"]} & {"tokenizer-ids", "tokenizer-damaged"}
+    return {finding["code"] for finding in examine(folder)["findings"]} & {"tokenizer-ids", "refused"}
 
 
 def has_ids(folder: Path, texts: list[str], expected: list[list[int]]) -> bool:
