@@ -152,7 +152,7 @@ REFUSED = [
     *((script, suffix, None, rf"FILE{suffix}'.* No such|No such .*FILE{suffix}'$") for script, (suffix, *_) in JOBS.items()),
     *(("finetune_classifier", *bad) for bad in BAD_ROWS),
     ("finetune_classifier", ".csv", "text;label\nfür dich;gut\nnicht schön;schlecht\n".encode("cp1252"),
-     "FILE.csv is not utf-8 .*save it as UTF-8"),
+     "FILE.csv, line 2 is not UTF-8; save it as UTF-8"),
     ("finetune_tagger", ".conll", CONLL + "\nWort\n", "line 15: 1 columns"),
     ("finetune_tagger", ".conll", "".join(f"Wort{i} O\n" for i in range(9)) + "\nWort O\n\nZwei O\n", "label 'O'"),
     ("finetune_tagger", ".conll", "\x00", "FILE.conll has one column"),
