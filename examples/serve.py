@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 
 from neobert_cli.parser import Parser
 from neobert_hf.checkpoints import SavedModel
-from neobert_hf.data import fact_of_truncated, plain_tokenizer, tokens_lost
+from neobert_hf.data import fact_of_truncated, plain_tokenizer
 from neobert_hf.export import OnnxModel, sigmoid
 from neobert_hf.files import run_command
 
@@ -131,14 +131,15 @@ class Server:
         texts = [self.prompt + each if isinstance(each, str) else (self.prompt + each[0], each[1]) for each in inputs]
         num_tokens = 0
         if self.tokenizer:
-            lost = tokens_lost(self.tokenizer, self.max_length, texts)
+            lengths = list(map(len, self.tokenizer.encode_batch(texts)))
+            lost = [max(length - self.max_length, 0) for length in lengths]
             truncation = {None: self.truncation, True: "off", False: "error"}[request.truncate]
             fact = fact_of_truncated(lost, len(texts), self.max_length, "off" if truncation == "off" else "warn")
             if fact and truncation == "error":
                 raise HTTPException(400, f"{fact}; split long texts, or send truncate=true")
             if fact:
                 print(fact, flush=True)
-            num_tokens = sum(map(len, self.tokenizer.encode_batch(texts))) - sum(lost)
+            num_tokens = sum(lengths) - sum(lost)
         is_raw = getattr(request, "raw_scores", False)
         with self.lock:
             return self.run(inputs, is_raw), num_tokens

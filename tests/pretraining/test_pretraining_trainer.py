@@ -237,7 +237,7 @@ def test_a_second_training_has_a_schedule_of_its_own(trainer_of):
 
 
 def test_an_unknown_or_invalid_config_override_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="hidden_sise"):
+    with pytest.raises(ValueError, match="config_overrides='hidden_sise=64': key"):
         build_model(RECIPES["paper"], tokenizer, "hidden_sise=64")
     with pytest.raises(ValueError, match="hidden_size=65"):
         build_model(RECIPES["paper"], tokenizer, "hidden_size=65")

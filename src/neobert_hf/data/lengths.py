@@ -69,30 +69,24 @@ def tokens_lost(
     Of a text that is far longer, a tokenizer of transformers counts the part that `beginning` returns.
 
     Args:
-        tokenizer: The tokenizer, of transformers or of `tokenizers`.
+        tokenizer: The tokenizer of transformers; or one of `tokenizers` that truncates nothing, as of `plain_tokenizer`.
         longest: Length in tokens at which inputs are truncated.
         inputs: Texts, prompts included, or pairs of texts.
     """
-    plain: Any = None
+    plain: Any = tokenizer if isinstance(tokenizer, Tokenizer) else None
     lost = []
     for each in inputs:
         texts = [each] if isinstance(each, str) else list(each)
         length = 0
         # a token has at least a byte, and a pair has up to four special ones
         if len("".join(texts).encode()) > longest - 4:
-            plain = plain or _untruncating(tokenizer)
+            if plain is None:  # a slow tokenizer truncates only where it is asked to
+                plain = plain_tokenizer(tokenizer) if tokenizer.is_fast else tokenizer
             if not isinstance(tokenizer, Tokenizer):
                 texts = [beginning(text, tokenizer, longest) for text in texts]
             length = len(plain.encode(*texts))
         lost.append(max(length - longest, 0))
     return lost
-
-
-def _untruncating(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> Any:
-    """Return a tokenizer that truncates nothing; a slow one of transformers truncates only where it is asked to."""
-    if isinstance(tokenizer, Tokenizer) or tokenizer.is_fast:
-        return plain_tokenizer(tokenizer)
-    return tokenizer
 
 
 def fact_of_truncated(lost: Sequence[int], num_texts: int, longest: int, truncation: Truncation) -> str:

@@ -72,7 +72,8 @@ class PairTrainer(CheckedCheckpoints):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save without the card of sentence-transformers, which shows texts of the training data."""
-        self.model.save_pretrained(output_dir or self.args.output_dir, create_model_card=False)
+        if self.args.should_save:  # transformers 5.23 calls this in every process
+            self.model.save_pretrained(output_dir or self.args.output_dir, create_model_card=False)
 
 
 def open_sets(arguments: PairArguments, seed: int) -> tuple[DatasetDict, DatasetDict]:

@@ -124,6 +124,8 @@ class OnnxModel:
 
     def _tell_truncated(self, texts: Sequence[Text], truncation: Truncation, stacklevel: int = 3) -> None:
         """Warn of truncated texts, at the line of the caller."""
+        if truncation == "off":
+            return
         if self._whole is None:
             self._whole = plain_tokenizer(self.tokenizer)
         lost = tokens_lost(self._whole, self.max_length, texts)

@@ -11,6 +11,7 @@ from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
 from ..checkpoints import MINI_MODEL_PATH
+from ..data.lengths import DEFAULT_LENGTH
 from ..files.messages import say
 from ..runs import FineTuningArguments
 from .decorators import all_or_nothing
@@ -40,7 +41,7 @@ class QuestionAnswerer(Job):
     def __init__(
         self,
         model: str | Path = MINI_MODEL_PATH,
-        max_seq_length: int = 512,
+        max_seq_length: int = DEFAULT_LENGTH,
         stride: int | None = None,
         max_answer_tokens: int = MAX_ANSWER_TOKENS,
         verbose: bool = True,

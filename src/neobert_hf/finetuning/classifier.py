@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, BatchEn
 
 from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.adapters import open_adapter, save_adapter, set_label_type
-from ..data.lengths import Truncation, beginning, fact_of_truncated, tokens_lost
+from ..data.lengths import DEFAULT_LENGTH, Truncation, beginning, fact_of_truncated, tokens_lost
 from ..files.messages import say
 from ..runs import FineTuningArguments
 from .baseline import tfidf_outputs
@@ -76,7 +76,7 @@ class Classifier(ClassifierMixin, Job):
     def __init__(
         self,
         model: str | Path = MINI_MODEL_PATH,
-        max_seq_length: int = 512,
+        max_seq_length: int = DEFAULT_LENGTH,
         classifier_pooling: str | None = None,
         adapter: LoraConfig | None = None,
         head_first: bool | None = None,

@@ -23,7 +23,7 @@ class EntityFinder:
         max_length: Length in tokens of a window.
         names: Names of the tags, in the order of the logits.
         run: Returns the logits (B, L, number of tags) of B windows, which are padded to L tokens.
-        division: One of `DIVISIONS`, by which texts become words as in the training.
+        division: "whitespace", "ends" or "marks", by which texts become words as in the training.
     """
 
     tokenizer: Tokenizer

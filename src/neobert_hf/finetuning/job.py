@@ -28,7 +28,7 @@ from transformers.utils import logging
 from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.record import origin_of
 from ..checkpoints.saved_model import SavedModel
-from ..data.lengths import check_leaves_tokens, check_max_length
+from ..data.lengths import DEFAULT_LENGTH, check_leaves_tokens, check_max_length
 from ..files import messages
 from ..files.json_files import read_json
 from ..files.output import (
@@ -84,7 +84,7 @@ class Job(BaseEstimator, ABC):
     def __init__(
         self,
         model: str | Path = MINI_MODEL_PATH,
-        max_seq_length: int = 512,
+        max_seq_length: int = DEFAULT_LENGTH,
         verbose: bool = True,
     ):
         self.model = model

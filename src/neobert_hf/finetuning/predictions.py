@@ -38,7 +38,6 @@ def write_predictions(
     """
     has_list = any(isinstance(value, list | dict) for row in rows for value in row.values())
     file = Path(file or Path(folder, f"predictions.{'jsonl' if has_list else 'csv'}"))
-    assert file.suffix in PREDICTION_FORMATS, file
     check_file(file, overwrite)
     columns = dict.fromkeys(name for row in rows for name in row)
     file.parent.mkdir(parents=True, exist_ok=True)

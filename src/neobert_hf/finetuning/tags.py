@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 # How a text is divided into words: at white space; also around brackets, quotation marks and marks of sentences at the ends of a
 # word; or at every mark, as BERT's tokenizer and the pipeline of transformers do.
-DIVISIONS = WHITESPACE, ENDS, MARKS = "whitespace", "ends", "marks"
+WHITESPACE, ENDS, MARKS = "whitespace", "ends", "marks"
 OPENING, CLOSING = "([{<\"'`“‘«„¿¡", ")]}>\"'`”’»“.,;:!?…"  # noqa: RUF001
 ENDING = re.compile(r"(?<=\w)['’]\w{1,2}$")  # noqa: RUF001  # "'s" behind a name
 SIGN = re.compile(r"[^\w\s]|_")

@@ -15,7 +15,6 @@ from transformers.hf_argparser import HfArg
 from ..data.lengths import as_list
 from ..runs.arguments import ResumeArguments
 from .documents import MANIFEST
-from .plans import LONG_DOCUMENTS
 from .recipes import RECIPES, Recipe, read_recipe
 
 # Fields of a recipe that are arguments too; CorpusArguments and config_overrides set the others.
@@ -52,8 +51,8 @@ class CorpusArguments:
         self.validation_files = as_list(self.validation_files) or None
         if self.train_files and self.dataset_name:
             raise ValueError("train_files and dataset_name are both given; give one of them")
-        if self.long_documents not in LONG_DOCUMENTS:
-            raise ValueError(f"long_documents={self.long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
+        if self.long_documents not in ("truncate", "chunk"):
+            raise ValueError(f"long_documents={self.long_documents!r} is not one of truncate, chunk")
         if self.streaming and self.long_documents != "truncate":
             raise ValueError("a stream truncates long documents; leave streaming or long_documents out")
 

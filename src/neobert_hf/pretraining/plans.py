@@ -23,7 +23,6 @@ from .permutation import Permutation
 ORDER = 0  # purpose of a random order, part of its seed
 PLANS, PLAN, LOCK = "plans", "plan.json", ".plan.lock"
 ARRAYS = ("items", "ends")
-LONG_DOCUMENTS = ("truncate", "chunk")
 BLOCK = 1 << 18  # documents that are placed together, as Python numbers
 OPEN_ORDER = 40  # bits of a row's key below its number of tokens
 LAST_ROW = (1 << OPEN_ORDER) - 1
@@ -104,7 +103,6 @@ class PackingSettings:
     seed: int = 0
 
     def __post_init__(self):
-        assert self.max_tokens > 0 and self.max_open_rows > 0 and self.long_documents in LONG_DOCUMENTS, self
         object.__setattr__(self, "special_tokens", tuple(self.special_tokens))  # JSON has a list
         if self.max_length is not None and self.max_length <= sum(self.special_tokens):
             raise ValueError(

@@ -173,7 +173,10 @@ def build_model(
         values["max_position_embeddings"] += tokenizer.pad_token_id + 1
     config = config_class(**values)
     if config_overrides:
-        config.update_from_string(config_overrides)
+        try:
+            config.update_from_string(config_overrides)
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ValueError(f"config_overrides={config_overrides!r}: {error}") from error
         config = type(config).from_dict(config.to_dict())  # validates the combination
     if variant is None:
         return AutoModelForMaskedLM.from_config(config)
