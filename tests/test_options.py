@@ -21,6 +21,7 @@ SCRIPTS = [
     for pattern in (
         "examples/*.py",
         "examples/ablation/*.py",
+        "examples/corpus/*.py",
         "examples/paper/*.py",
         "examples/paper/*/*.py",
         "hub_upload/*.py",
