@@ -157,9 +157,6 @@ def test_a_runtime_that_is_not_installed_is_named_before_a_file_is_written(tmp_p
     assert not any(tmp_path.iterdir())
 
 
-# ---------------------------------------------------------------------------------------- pretraining beside its peers
-
-
 @pytest.fixture
 def peer_arguments(corpus, tmp_path):
     """Arguments of a miniature of pretraining_peers.py."""

@@ -133,9 +133,6 @@ def test_name_dtype_and_sizes_follow_from_the_card(name, capability, gib, printe
         card.main()
 
 
-# ---------------------------------------------------------------------------------------- expected figures
-
-
 def test_the_operations_are_those_of_the_ceiling():
     products, attention = roofline.flops_per_token()
     ceiling = harness.Ceiling(torch.float32, "cpu", num_layers=1)

@@ -32,9 +32,6 @@ def assert_refused(message, model, out, **options):
     assert contents(out.parent) == before
 
 
-# ---------------------------------------------------------------------------------------- where a build writes
-
-
 @pytest.mark.parametrize("name", ["thesis.tex", "checkpoint-500/optimizer.pt", ".git/HEAD", "config.json"])
 def test_a_build_is_written_to_a_new_or_empty_folder_only(saved, tmp_path, name):
     (tmp_path / "mine" / name).parent.mkdir(parents=True)
@@ -52,14 +49,12 @@ def test_a_build_that_fails_leaves_nothing(saved, tmp_path, name):
     assert {file.name for file in tmp_path.iterdir()} == {"saved"}
 
 
-# ---------------------------------------------------------------------------------------- what can be published
-
-
 @pytest.mark.parametrize(
     "kind", ["embedding", "classes", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("reranker", "modules"))]
 )
 def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and_a_card(saved, tmp_path, kind):
-    sentence_transformers = pytest.importorskip("sentence_transformers")
+    import sentence_transformers
+
     if is_reranker := kind in ("reranker", "modules"):
         make = sentence_transformers.CrossEncoder if kind == "reranker" else reranker_of_modules
         model = make(str(saved), num_labels=1)
@@ -89,7 +84,6 @@ def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and
 
 def test_a_build_of_the_mini_model_has_its_weights_and_is_loaded_in_float32(tmp_path):
     """With bf16, numpy() would refuse what the model returns."""
-    pytest.importorskip("sentence_transformers")
     mini, out = Path(MINI_MODEL_PATH), build(MINI_MODEL_PATH, tmp_path / "hub", model_id="org/name")
     before, after = (contents(folder) for folder in (mini, out))
     same = [name for name in before if name.endswith("safetensors")]
@@ -148,11 +142,9 @@ def test_a_hub_id_is_read_from_the_cache_whose_links_are_its_own(saved, tmp_path
     assert (out / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
 
 
-# ---------------------------------------------------------------------------------------- refused
-
-
 def adapter(saved):
-    peft = pytest.importorskip("peft")
+    import peft
+
     model = NeoBERTForSequenceClassification.from_pretrained(saved)
     peft.get_peft_model(model, peft.LoraConfig(target_modules=["qkv"])).save_pretrained(saved)
 
@@ -161,7 +153,6 @@ def module(**values):
     """A folder of sentence-transformers whose second module is changed."""
 
     def change(saved):
-        pytest.importorskip("sentence_transformers")
         sentence_transformer(str(saved)).save_pretrained(str(saved))
         modules = json.loads((saved / "modules.json").read_text())
         modules[1] |= values

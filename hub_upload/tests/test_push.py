@@ -103,9 +103,6 @@ def commit_of(hub):
     return header["value"], {line["value"]["path"] for line in lines}
 
 
-# ---------------------------------------------------------------------------------------- push
-
-
 def test_a_dry_run_prints_the_files_and_asks_nobody(hub, folder, unverified):
     output = run_main(push, folder, "org/small")
     files = {name: int(size.replace(",", "")) for size, name in re.findall(r"^ +([\d,]+) bytes  (.+)$", output, re.M)}
@@ -213,9 +210,6 @@ def test_a_hub_that_refuses_or_is_not_there_is_one_line_and_leaves_the_repositor
         run_main(push, folder, "org/small", "--push")
     assert "\n" not in str(error.value) and TOKEN not in str(error.value)
     assert hub.references["org/small"].keys() == {"main", before}
-
-
-# ---------------------------------------------------------------------------------------- drop-in
 
 
 @pytest.mark.compat

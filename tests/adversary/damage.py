@@ -63,9 +63,6 @@ def _interrupt_tokenizing(bench: Workbench, folder: Path) -> None:
         raise Failed("error in this test: tokenizing did not stop between its first task and its manifest")
 
 
-# ---------------------------------------------------------------------------------------- damage
-
-
 def cut(rng: random.Random, content: bytes) -> bytes:
     return content[: rng.choice((0, len(content) // 2, len(content) - 1, rng.randrange(len(content))))]
 
@@ -94,9 +91,6 @@ def damage(rng: random.Random, folder: Path, files: list[Path]) -> str:
         file.write_bytes(way(rng, file.read_bytes()))
         way = way.__name__
     return f"{name}: {way}"
-
-
-# ---------------------------------------------------------------------------------------- use of the damaged files
 
 
 def case(_, name: str, rng: random.Random, folder: Path, shared: dict) -> str:

@@ -33,8 +33,6 @@ NUM_WRITES = {
     "the build for the Hub": 15,
 }
 
-# ---------------------------------------------------------------------------------------- moments
-
 
 def kill(delay: float) -> Callable[[str], None]:
     """Return a function that sends SIGKILL to the command after `delay` seconds.
@@ -63,9 +61,6 @@ def with_file_limit(command: Callable[[], None], limit: int) -> Callable[[], Non
         command()
 
     return run
-
-
-# ---------------------------------------------------------------------------------------- after the interruption
 
 
 def start_again(bench: Workbench, name: str, folder: Path, wrap=lambda command: command, **options) -> Outcome:
@@ -127,9 +122,6 @@ def _same_weights(folder: Path, other: Path) -> bool:
 def draw_moment(rng: random.Random, reference: Reference) -> tuple[int, float]:
     """Draw the number of a file event, and the seconds after it."""
     return rng.randint(1, reference.num_events), rng.choice((0.0, 0.0, rng.uniform(0, 0.05)))
-
-
-# ---------------------------------------------------------------------------------------- cases
 
 
 def kill_case(_, name: str, rng: random.Random, folder: Path, bench: Workbench) -> str:

@@ -73,9 +73,6 @@ class Outcome:
         return (self.errors.strip().splitlines() or [""])[-1]
 
 
-# ---------------------------------------------------------------------------------------- one command
-
-
 def fork_case(function: Callable[[], Any], log: Path, timeout: float = 90, kill_after: float | None = None) -> Outcome:
     """Call the main function of a command in a fork, and wait for the fork and its child processes.
 
@@ -227,9 +224,6 @@ def explained(outcome: Outcome, *names: str) -> str:
     if missing := [name for name in names if name.lower() not in outcome.message.lower()]:
         raise Failed(f"unexplained: {', '.join(missing)} is not in {outcome.message!r}")
     return EXPLAINED
-
-
-# ---------------------------------------------------------------------------------------- many cases
 
 
 def draw(seed: str, family: str, number: int) -> random.Random:

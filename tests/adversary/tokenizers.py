@@ -73,9 +73,6 @@ def write(file: Path, settings: dict) -> None:
     file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
-# ---------------------------------------------------------------------------------------- the tokenizers
-
-
 def train(own: Tokenizer, trainer, texts: list[str]) -> Tokenizer:
     own.train_from_iterator(texts, trainer)
     return own

@@ -176,9 +176,6 @@ def _call_cli(argv):
     neobert_cli.main()
 
 
-# ---------------------------------------------------------------------------------------- results to compare
-
-
 def weights_of(folder: Path) -> str:
     """Hash of the names and values of a saved model."""
     digest = hashlib.sha256()

@@ -4,13 +4,10 @@ import json
 import os
 import shutil
 
-import pytest
-import torch
-
-pytest.importorskip("peft", reason="adapters need PEFT (pip install -e .[train])")
-
 import finetune_lora
 import peft
+import pytest
+import torch
 from conftest import json_lines, run_main
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, pipeline

@@ -75,9 +75,6 @@ def assert_logits_of_the_oracle(folder, weights):
     assert np.abs(logits - oracle.mlm_logits(oracle.encode(IDS[0].numpy())[2])).max() < 1e-10
 
 
-# ---------------------------------------------------------------------------------------- from every layout
-
-
 @pytest.mark.compat
 def test_gate_and_up_that_stand_apart_are_fused_and_nothing_else_changes(saved, tmp_path):
     (saved / "README.md").write_text("the card")
@@ -169,9 +166,6 @@ def test_the_base_gives_config_and_tokenizer_to_the_weights_of_a_training(base, 
     with torch.no_grad():
         assert np.abs(model(IDS).logits[0].numpy() - expected).max() < 1e-10
     assert (tmp_path / "out/tokenizer.json").exists()
-
-
-# ---------------------------------------------------------------------------------------- refused
 
 
 def assert_refused(error, message, source, out, **arguments):

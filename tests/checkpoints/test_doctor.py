@@ -47,9 +47,6 @@ def content(folder):
     return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
 
 
-# --- Each of these returns a function that damages a folder ------------------------------------------------------------
-
-
 def all_of(*changes):
     return lambda folder: [change(folder) for change in changes]
 
@@ -373,9 +370,6 @@ def test_each_damage_is_found_and_nothing_else_and_the_folder_is_unchanged(good,
         assert "\n" not in finding["meaning"] + finding["mend"]
 
 
-# --- Good checkpoints --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.compat
 @pytest.mark.parametrize("auto_class", [name for name in AUTO_CLASSES if name != "AutoConfig"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -404,7 +398,8 @@ ADAPTERS = {  # head, options of PEFT's LoraConfig beside the matrices
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_an_adapter_lacks_the_layers_that_are_random_again_at_each_opening(good, tmp_path, name):
-    peft = pytest.importorskip("peft", reason="it writes the adapter (pip install -e .[train])")
+    import peft
+
     head, options = ADAPTERS[name]
     start, folder = getattr(neobert_hf, f"NeoBERTFor{head}").from_pretrained, tmp_path / "adapter"
     config = peft.LoraConfig(**{"target_modules": ["qkv"]} | options)
@@ -420,7 +415,6 @@ def test_an_adapter_lacks_the_layers_that_are_random_again_at_each_opening(good,
 
 @pytest.mark.compat
 def test_nothing_is_found_in_the_mini_model_and_in_folders_of_sentence_transformers(good, tmp_path):
-    pytest.importorskip("sentence_transformers", reason="it saves the folder (pip install -e .[embed])")
     neobert_hf.sentence_transformer(str(good), normalize=True).save_pretrained(str(tmp_path))
     for folder in (tmp_path, neobert_hf.MINI_MODEL_PATH):
         assert examine(folder)["findings"] == []
@@ -466,9 +460,6 @@ def test_remarks_leave_a_folder_clean(good, tmp_path):
     assert codes(report, "remark") == expected
 
 
-# --- Numbers -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("value", "kind"), [("nan", "nan"), ("inf", "infinity"), ("-inf", "infinity"), ("-3e6", "huge"), ("9e4", None)]
@@ -490,8 +481,6 @@ def test_an_empty_tensor_and_all_odd_numbers_together(tmp_path):
     header = read_header(tmp_path / "x.safetensors")
     assert [odd_values(header[name]) for name in "abc"] == [{"nan", "infinity", "huge"}, set(), {"huge"}]
 
-
-# --- Fine-tunes with a corrupted rotary table --------------------------------------------------------------------------
 
 UPPER = r"encoder\.[12]\.|layer_norm|dense|classifier"  # the lowest block stays as it is
 
@@ -576,9 +565,6 @@ def test_another_base_model_is_refused_in_one_line(good, tmp_path):
         ValueError, match=r"the base model .*other has no model\.transformer_encoder\.0\.qkv\.weight of the shape"
     ):
         examine(good, base=other)
-
-
-# --- The command -------------------------------------------------------------------------------------------------------
 
 
 def run(*arguments):

@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -20,12 +23,6 @@ from transformers import (
     AutoTokenizer,
     pipeline,
 )
-
-pytest.importorskip("sentence_transformers", reason="the mini model needs pip install -e .[embed]")
-
-from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from verifying import check_own_code, verify
 
 import neobert_hf

@@ -49,7 +49,6 @@ def assert_own(folder):
 
 def test_an_embedding_model_and_a_fine_tuned_model_are_saved_without_foreign_settings(theirs, tmp_path):
     """The second as the scripts do: `load_tokenizer`, the model's class and a stock Trainer."""
-    pytest.importorskip("sentence_transformers")
     sentence_transformer(str(theirs)).save_pretrained(str(tmp_path / "dense"))
     assert_own(tmp_path / "dense")
     model, run = NeoBERTForMaskedLM.from_pretrained(theirs), TrainingArguments(str(tmp_path / "run"), use_cpu=True)
@@ -70,9 +69,6 @@ def test_settings_that_a_tokenizer_declares_are_kept(tmp_path):
     BertTokenizerFast.from_pretrained(tmp_path, do_lower_case=False).save_pretrained(tmp_path)
     load_tokenizer(str(tmp_path)).save_pretrained(tmp_path / "again")
     assert load_tokenizer(str(tmp_path / "again")).tokenize("Fox fox") == ["Fox", "fox"]
-
-
-# ---------------------------------------------------------------------------------------- links
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/a.jinja", "vocab.txt", "folder"])
@@ -112,9 +108,6 @@ def test_a_file_outside_the_folder_is_refused_under_any_key_of_the_tokenizer(the
     for value in ("tokenizer_config.json", "/a/machine/that/saved/it/vocab.txt"):
         add_to(theirs / "tokenizer_config.json", {key: value})
         check_links(theirs)
-
-
-# ---------------------------------------------------------------------------------------- tokenizers
 
 
 def test_a_folder_without_tokenizer_files_is_refused(theirs):
@@ -194,9 +187,6 @@ def test_a_vocabulary_without_tokenizer_json_is_that_of_bert(tiny_config, tmp_pa
     tokenizer = load_tokenizer(str(tmp_path))
     assert tokenizer("foxes [MASK]", "fox")["input_ids"] == [2, 5, 6, 4, 3, 5, 3]
     assert tokenizer.model_max_length == 77 and tokenizer.pad_token_id == 0
-
-
-# ---------------------------------------------------------------------------------------- other folders
 
 
 @pytest.mark.parametrize("name", ["runs/no/such", "./no_such", "../no_such", "/no/such", "src/no_such"])

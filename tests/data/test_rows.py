@@ -7,14 +7,11 @@ import json
 import lzma
 import re
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("pyarrow", reason="rows need pyarrow (pip install -e .[train])")
-
-import pyarrow
-import pyarrow.parquet
 
 from neobert_hf.data.rows import Row, read_rows, read_text_column, read_texts
 
@@ -125,7 +122,8 @@ def test_the_whole_file_decides_what_quotation_marks_of_tsv_are(tmp_path, lines,
 
 def test_fields_of_csv_keep_quotes_commas_line_breaks_and_any_length(tmp_path):
     """pandas writes the file."""
-    pandas = pytest.importorskip("pandas", reason="datasets depends on it; the oracle of this test")
+    import pandas
+
     texts = ['a "quoted" word', "one, two", "line\nbreak\r\nand another", "x" * 200_000]
     texts += ["2020-01-01", " NA ", "caf\u00e9"]
     pandas.DataFrame({"text": texts}).to_csv(tmp_path / "a.csv", index=False)

@@ -10,11 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip(
-    "sentence_transformers", reason="contrastive training needs sentence-transformers (pip install -e .[embed])"
-)
-
 import train_contrastive
 from conftest import SENTENCE, files_of_pairs, fill_disk_at_the_last_save, flags, losses_of, run_main
 from datasets import Dataset, DatasetDict
@@ -121,8 +116,6 @@ def test_batches_have_no_text_twice_and_a_dataset_without_such_a_batch_is_refuse
         set_sampling(training)
 
 
-# --- The loss -----------------------------------------------------------------------------------------------------
-
 QUESTIONS = ["the quick", "old sea", "a house", "it sleeps"]
 ANSWERS = ["brown fox jumps over", "by", "warm red house by old sea and then", "lazy dog"]
 NEGATIVES = ["dog", "fox and", "the sea is by a house", "jumps"]
@@ -162,9 +155,6 @@ def test_caching_and_padding_do_not_change_the_gradients(folder, options):
     assert abs(loss - other) < 1e-10 and gradients.keys() == others.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(others[name], gradient, rtol=1e-9, atol=1e-10)
-
-
-# --- Training -----------------------------------------------------------------------------------------------------
 
 
 QUIET = dict(warmup_steps=10, use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True)

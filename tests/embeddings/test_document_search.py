@@ -19,9 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("sentence_transformers", reason="neobert search needs it (pip install -e .[embed])")
 pytest.importorskip("bm25s", reason="neobert search needs it (pip install -e .[embed])")
-pytest.importorskip("semantic_text_splitter", reason="neobert search needs it (pip install -e .[embed])")
 
 from conftest import SENTENCE, run_main
 from sentence_transformers import SentenceTransformer
@@ -75,9 +73,6 @@ def open_search(folder, model, **options):
 
 def command(*arguments):
     return run_main(neobert_cli, "search", *arguments)
-
-
-# --- Passages ---------------------------------------------------------------------------------------------------------
 
 
 def check_places(found):
@@ -302,9 +297,6 @@ def test_words_of_every_script_stay_whole_in_both_unicode_forms():
     assert search.words_of(unicodedata.normalize("NFD", "Köln")) == search.words_of("Köln") == ["köln"]
 
 
-# --- What is kept -----------------------------------------------------------------------------------------------------
-
-
 def test_only_new_and_changed_passages_are_embedded_again(notes, model, embedded):
     first = open_search(notes, model)
     assert sorted(embedded) == sorted({passage.text for passage in first.passages})
@@ -498,9 +490,6 @@ def test_two_searches_at_the_same_time_are_both_right(notes, model, embedded, mo
     assert not embedded and len(list(search.CACHE.iterdir())) == 1
 
 
-# --- Answers ----------------------------------------------------------------------------------------------------------
-
-
 def test_documents_and_file_names_cannot_control_the_terminal(tmp_path, model, monkeypatch, capsys):
     monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
     folder = tmp_path / "docs"
@@ -624,9 +613,6 @@ def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embe
     with pytest.raises(SystemExit, match=f"^neobert search: .*{message}") as ended:
         command(*arguments, *options)
     assert "\n" not in str(ended.value) and not embedded
-
-
-# --- Other formats ----------------------------------------------------------------------------------------------------
 
 
 def write_pdf(file, text):

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import with_classes
-
-pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
-
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from transformers import AutoTokenizer, configuration_utils

@@ -5,9 +5,6 @@ import random
 
 import numpy as np
 import pytest
-
-pytest.importorskip("sentence_transformers", reason="rerankers need sentence-transformers (pip install -e .[embed])")
-
 import train_reranker
 from conftest import logits_of_modules, new_encoder, reranker_of_modules, run_main
 from datasets import Dataset

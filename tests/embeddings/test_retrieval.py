@@ -2,11 +2,6 @@
 
 import numpy as np
 import pytest
-
-pytest.importorskip(
-    "sentence_transformers", reason="retrieval embeds by sentence-transformers (pip install -e .[embed])"
-)
-
 from conftest import SENTENCE
 from datasets import Dataset
 

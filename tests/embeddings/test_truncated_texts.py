@@ -3,9 +3,6 @@
 import re
 
 import pytest
-
-pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
-
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf import MINI_MODEL_PATH
 
-pa = pytest.importorskip("pyarrow")
 pytest.importorskip("ray", reason="ray is not installed (make test-runtimes)")
 pytestmark = pytest.mark.runtime
 

@@ -7,13 +7,10 @@ import random
 import shutil
 import signal
 
-import pytest
-import torch
-
-pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip install -e .[train])")
-
 import finetune_classifier
 import finetune_tagger
+import pytest
+import torch
 from conftest import SENTENCE, json_lines, run_main
 from safetensors.torch import load_file
 from tokenizers import Tokenizer

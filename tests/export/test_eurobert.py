@@ -41,9 +41,6 @@ def tagger(weights, tokenizer, tmp_path):
     return folder
 
 
-# ------------------------------------------------------------------------------------------------- there
-
-
 @pytest.mark.slow
 @pytest.mark.compat
 def test_stock_transformers_compute_the_golden_tensors_without_the_package(tmp_path):
@@ -165,9 +162,6 @@ def test_a_eurobert_is_not_converted(published, tmp_path):
     export_model(published, tmp_path / "twin", to="eurobert")
     with pytest.raises(ValueError, match="eurobert"):
         convert(tmp_path / "twin", tmp_path / "back")
-
-
-# ------------------------------------------------------------------------------------------------- refusals
 
 
 def another(name, **config):

@@ -5,12 +5,9 @@ import random
 import re
 import unicodedata
 
+import finetune_qa
 import numpy as np
 import pytest
-
-pytest.importorskip("torchmetrics", reason="metrics of answers need torchmetrics (pip install -e .[train])")
-
-import finetune_qa
 from conftest import SENTENCE, run_main
 
 from neobert_hf import MINI_MODEL_PATH

@@ -7,12 +7,9 @@ import random
 import re
 from pathlib import Path
 
+import finetune_classifier
 import numpy as np
 import pytest
-
-pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip install -e .[train])")
-
-import finetune_classifier
 from conftest import SENTENCE, run_main
 from glue import TABLE_6
 from PIL import Image

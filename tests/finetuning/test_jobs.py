@@ -7,15 +7,11 @@ import shutil
 from types import SimpleNamespace
 
 import numpy as np
+import pandas
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
-
-pytest.importorskip("sentence_transformers", reason="needs sentence-transformers (pip install -e .[embed])")
-pytest.importorskip("seqeval", reason="needs scikit-learn, seqeval and peft (pip install -e .[train])")
-
-import pandas
 from conftest import contents, largest_file
+from transformers import AutoModelForSequenceClassification
 
 from neobert_hf.checkpoints import lora_config, write_card
 from neobert_hf.data import read_rows

@@ -2,12 +2,9 @@
 
 import re
 
-import pytest
-
-pytest.importorskip("datasets", reason="labelled rows need datasets (pip install -e .[train])")
-
 import datasets
 import numpy as np
+import pytest
 from conftest import json_lines
 
 from neobert_hf.finetuning import LabelledDataArguments, LabelledTextArguments, read_labelled_texts

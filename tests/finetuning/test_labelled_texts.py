@@ -6,8 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-pytest.importorskip("datasets", reason="labelled rows need datasets (pip install -e .[train])")
-
 from neobert_hf.finetuning import LabelledTextArguments, read_labelled_texts
 from neobert_hf.finetuning.texts import MULTI, REGRESSION, SINGLE
 
@@ -146,7 +144,8 @@ def test_labels_with_no_or_two_meanings_are_refused(tmp_path, labels, options, m
 
 
 def test_a_missing_label_of_pandas_is_missing(tmp_path):
-    pandas = pytest.importorskip("pandas", reason="datasets depends on it")
+    import pandas
+
     frame = pandas.DataFrame({"text": ["one", "two", "three"], "label": [1, None, 0]})
     frame.to_parquet(tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"faults in 2 of 6 rows: .*a\.parquet, row 2: the label is missing"):

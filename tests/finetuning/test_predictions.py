@@ -4,11 +4,8 @@ import csv
 import datetime
 import json
 
-import pytest
-
-pytest.importorskip("datasets", reason="predictions need datasets and pyarrow (pip install -e .[train])")
-
 import pyarrow.parquet
+import pytest
 from conftest import largest_file
 
 from neobert_hf.finetuning.predictions import write_predictions

@@ -3,9 +3,6 @@
 import json
 
 import pytest
-
-pytest.importorskip("datasets", reason="questions need datasets (pip install -e .[train])")
-
 from datasets import Dataset
 
 from neobert_hf.finetuning import LabelledDataArguments, read_questions

@@ -6,13 +6,10 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
-import pytest
-
-pytest.importorskip("seqeval", reason="needs scikit-learn, seqeval and peft (pip install -e .[train])")
-
 import joblib
+import numpy as np
 import polars
+import pytest
 from conftest import SENTENCE
 from datasets import Dataset
 from scipy.special import softmax

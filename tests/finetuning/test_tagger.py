@@ -5,12 +5,9 @@ import itertools
 import json
 import random
 
+import finetune_tagger
 import pytest
 import torch
-
-pytest.importorskip("seqeval", reason="tagging needs seqeval (pip install -e .[train])")
-
-import finetune_tagger
 from conftest import SENTENCE, run_main
 from sklearn.metrics import f1_score
 from tokenizers import Tokenizer

@@ -1,12 +1,9 @@
 """Tagged words: CoNLL files as people have them, recognised columns, and faults with file and line."""
 
-import pytest
-
-pytest.importorskip("seqeval", reason="tagged words need seqeval (pip install -e .[train])")
-
 from types import SimpleNamespace
 
 import datasets
+import pytest
 import seqeval.scheme
 from conftest import json_lines
 from hypothesis import given, settings

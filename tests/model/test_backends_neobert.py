@@ -66,9 +66,6 @@ def gpus(no_choice_yet, monkeypatch):
         monkeypatch.setitem(BACKENDS, name, backend._replace(is_installed=lambda: True))
 
 
-# ---------------------------------------------------------------------------------------- choice of a backend
-
-
 @pytest.mark.parametrize(
     ("devices", "dtype", "head_dim", "best"),
     [
@@ -243,9 +240,6 @@ def test_a_named_backend_is_refused_before_the_first_block_if_one_gpu_cannot_run
         model(torch.tensor([[5, 6, 7]]))
 
 
-# ---------------------------------------------------------------------------------------- numerical results
-
-
 @pytest.fixture(scope="module")
 def wide_checkpoint(tmp_path_factory):
     """Two heads of width 16; kernels need multiples of 8."""
@@ -342,9 +336,6 @@ def test_xformers_agrees_with_the_oracle(wide_checkpoint, documents, inputs, mon
     allow_on_cpu(monkeypatch, "xformers")
     model = NeoBERTForMaskedLM.from_pretrained(wide_checkpoint[1], dtype=FLOAT64, attn_implementation="xformers").eval()
     check(run(model, inputs), wide_checkpoint, documents, inputs)
-
-
-# ---------------------------------------------------------------------------------------- prebuilt kernels of the Hub
 
 
 def write_kernel(cache, version, name, code="", age=0):
@@ -444,9 +435,6 @@ def test_a_named_kernel_of_the_hub_is_called_by_transformers(hub_cache, wide_che
     assert set(asked) == {name} and kernel.num_calls
     for form in ("packed", "padded", "gradient"):
         torch.testing.assert_close(actual[form], wanted[form], rtol=0.05, atol=0.05)
-
-
-# ---------------------------------------------------------------------------------------- SDPA in length groups
 
 
 def sdpa_of_group(q, k, v, mask):
@@ -562,9 +550,6 @@ def test_the_page_on_loading_states_where_every_backend_was_tested():
         found = {cell for cell, stated in words.items() if stated == word}
         assert found == {cell for cell, stated in rehearsed.items() if stated == word} - measured
     assert "rehearsal.md" in section  # benchmarks/tests/test_benchmarks.py compares it with the JSON
-
-
-# ---------------------------------------------------------------------------------------- copies to a device
 
 
 class Host:

@@ -33,9 +33,6 @@ def tensor_names(folder):
         return set(file.keys())
 
 
-# ---------------------------------------------------------------------------------------- both ways of loading
-
-
 @pytest.mark.compat
 @pytest.mark.parametrize("auto_class", AUTO_CLASSES)
 def test_auto_classes_are_registered_by_importing_the_package(checkpoint, auto_class):
@@ -140,9 +137,6 @@ def test_blocks_with_offloading_give_the_same_logits(model, checkpoint, tmp_path
     ids, mask = torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
     with torch.no_grad():
         assert torch.equal(spread(ids, mask).logits, model.double()(ids, mask).logits)
-
-
-# ---------------------------------------------------------------------------------------- refused checkpoints
 
 
 HALF = "so the head is incomplete; .*"
@@ -294,9 +288,6 @@ def test_a_tensor_in_two_shards_is_refused(checkpoint, tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     with pytest.raises(ValueError, match=r"b.safetensors holds .*, which is the same tensor as .* of .*a.safetensors"):
         AutoModelForMaskedLM.from_pretrained(tmp_path)
-
-
-# ---------------------------------------------------------------------------------------- the files that ship
 
 
 @pytest.mark.slow

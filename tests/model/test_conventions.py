@@ -47,9 +47,6 @@ def num_graphs():
     return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
 
 
-# ---------------------------------------------------------------------------------------- _can_compile_fullgraph
-
-
 FAST = ("AutoModelForMaskedLM",)
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in AUTO_CLASSES if name not in ("AutoConfig", *FAST)]
 
@@ -98,9 +95,6 @@ def test_training_on_packed_rows_is_compiled_once_or_twice(dynamic, tiny_config)
         if lengths == BATCHES[-1]:
             assert num_graphs() == (1 if dynamic else 2, 0)
     assert num_graphs() == (2 if dynamic else 3, 0)
-
-
-# ---------------------------------------------------------------------------------------- hidden states and attentions
 
 
 def structure(value):
@@ -152,9 +146,6 @@ def test_selected_states_are_those_of_all_states_with_their_gradients(model):
     (found,), (wanted,) = (torch.autograd.grad(x.loss, x.hidden_states[1]) for x in (some, every))
     assert wanted.abs().max() > 0
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-
-
-# ---------------------------------------------------------------------------------------- attention of other libraries
 
 
 def sdpa_of_documents(query, key, value, scaling, lengths):
@@ -296,9 +287,6 @@ def test_arguments_that_a_registered_function_does_not_name_are_refused(model):
     model.set_attn_implementation("sdpa")
     with pytest.raises(TypeError, match="no argument attention_instances; omit it"):
         model(torch.full((1, 6), 7), attention_instances={0: None})
-
-
-# ---------------------------------------------------------------------------------------- liger-kernel
 
 
 def test_liger_kernels_are_refused_before_training(tmp_path):

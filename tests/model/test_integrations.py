@@ -32,7 +32,8 @@ LORA_TARGETS = ["qkv", "wo", "w12", "w3"]
     ids=["trainable tokens", "LoRA", "trained in full"],
 )
 def test_an_adapter_of_the_embedding_trains_and_merges_to_the_same_numbers(checkpoint, adapter):
-    peft = pytest.importorskip("peft")
+    import peft
+
     model = peft.get_peft_model(AutoModelForMaskedLM.from_pretrained(checkpoint), peft.LoraConfig(**adapter)).train()
     ids = torch.randint(5, 96, (2, 7))
     before = model(input_ids=ids, labels=ids)
@@ -86,7 +87,8 @@ def test_an_adapter_of_each_head_gives_the_same_numbers_on_a_base_with_another_s
     bare_encoder, tmp_path, task, caplog
 ):
     """The head is new in both; what PEFT does not save differs."""
-    peft = pytest.importorskip("peft")
+    import peft
+
     options = {"modules_to_save": ["decoder"]} if task == "MASKED_LM" else {}
     config = neobert_hf.lora_config(task, r=4, lora_alpha=8, **options)
     assert config.r == 4 and config.lora_alpha == 8
@@ -118,7 +120,8 @@ def test_an_adapter_of_each_head_gives_the_same_numbers_on_a_base_with_another_s
     ],
 )
 def test_training_warns_of_a_new_layer_that_stays_random(bare_encoder, caplog, task, options, layer):
-    peft = pytest.importorskip("peft")
+    import peft
+
     model = peft.get_peft_model(loaded_with_seed(bare_encoder, task, 1), peft.LoraConfig(**options))
     ids, labels = inputs_of(task)
     with warnings_of(caplog) as found:

@@ -57,9 +57,6 @@ def gradients(model):
     return found
 
 
-# ---------------------------------------------------------------------------------------- packed = padded = one by one
-
-
 def test_packed_padded_and_single_documents_agree_per_layer_in_logits_loss_and_gradients(model, batch):
     is_real = batch["padded"]["attention_mask"].bool()
     runs = {}
@@ -147,9 +144,6 @@ def test_gradient_checkpointing_changes_nothing(model, batch, reentrant):
     assert torch.equal(loss, checkpointed)
     for name, gradient in gradients(model).items():
         assert torch.equal(gradient, plain[name]), name
-
-
-# ---------------------------------------------------------------------------------------- selected tokens
 
 
 HEADS = ("masked tokens", "first tokens")
@@ -264,9 +258,6 @@ def test_requested_hidden_states_hold_all_tokens_beside_selected_ones(tiny_confi
     outputs = model(**inputs, output_hidden_states=True)
     torch.testing.assert_close(outputs.hidden_states[-1], model.model(**inputs).last_hidden_state)
     torch.testing.assert_close(outputs.logits, model(**inputs).logits, **FLOAT32)
-
-
-# ---------------------------------------------------------------------------------------- outputs and inputs
 
 
 @pytest.mark.parametrize("form", ["packed", "padded", "padded in dense form"])
@@ -407,9 +398,6 @@ def test_labels_of_a_wrong_shape_are_refused_and_set_no_problem_type(tiny_config
     assert model.config.problem_type is None
 
 
-# ---------------------------------------------------------------------------------------- heads
-
-
 @pytest.mark.parametrize(
     ("num_labels", "labels", "kind", "loss"),
     [
@@ -467,9 +455,6 @@ def test_question_answering_excludes_padding_from_the_softmax(tiny_config, batch
         torch.testing.assert_close(model(ids, mask, **at_padding).loss, outputs.loss, **FLOAT32)
 
 
-# ---------------------------------------------------------------------------------------- embeddings and initialisation
-
-
 @pytest.mark.parametrize("model_class", [cls for name, cls in AUTO_CLASSES.items() if name != "AutoConfig"])
 def test_data_parallel_replicas_give_the_output_of_the_model(model_class, tiny_config, batch, monkeypatch):
     """Trainer without a launcher uses nn.DataParallel on several GPUs; here copies on the CPU stand for the replicas."""
@@ -525,9 +510,6 @@ def test_the_padding_embedding_stays_zero_in_training(tiny_config):
     assert not model.model.encoder.weight.grad[0].any()
 
 
-# ---------------------------------------------------------------------------------------- precision
-
-
 def test_bf16_is_as_precise_as_its_eight_bits_allow(reference):
     """Our error is at most three times that of rounding the float64 weights to bf16 and computing in float64."""
     # at position 600 an angle that is rounded to bf16 has an error of more than one radian
@@ -574,9 +556,6 @@ def test_fp16_stays_finite(tiny_config, embedding, w3, reached):
     assert state.dtype == torch.float16 and state.isfinite().all()
     # fp16: eleven bits, three blocks
     assert relative_error(state, wanted) < 0.01
-
-
-# ---------------------------------------------------------------------------------------- compile, export, torch.func
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])

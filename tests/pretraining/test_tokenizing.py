@@ -17,9 +17,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from neobert_cli import commands as neobert_cli
-
-pytest.importorskip("datatrove", reason="tokenizing needs datatrove (pip install -e .[train])")
-
 from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.pretraining import tokenizing
 from neobert_hf.pretraining.corpus import Corpus

@@ -3,11 +3,8 @@
 import pytest
 import torch
 import transformers
-from transformers import TrainerState
-
-pytest.importorskip("datasets", reason="training arguments need datasets (pip install -e .[train])")
-
 from glue import TABLE_6
+from transformers import TrainerState
 
 from neobert_hf import NeoBERTConfig
 from neobert_hf.runs.arguments import FineTuningArguments, default_learning_rate

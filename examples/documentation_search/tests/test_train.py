@@ -70,9 +70,6 @@ def finished(corpus, recipe, tmp_path_factory):
     return stages, train.train(recipe, stages, corpus, tmp_path_factory.mktemp("mini"))
 
 
-# --- The recipe ---------------------------------------------------------------------------------------------------
-
-
 def test_the_settings_of_every_stage_are_accepted(tmp_path):
     stages = read_stages(RECIPE["stages"])
     assert len(stages) == 22 and isinstance(stages[-1], Mean)
@@ -120,9 +117,6 @@ def test_a_recipe_with_an_unknown_setting_or_start_is_refused():
         read_stages([RECIPE["stages"][0] | {"max_step": 1}])
     with pytest.raises(ValueError, match="distilled begins from paired, which is no earlier stage"):
         read_stages([RECIPE["stages"][0] | {"start": "paired"}])
-
-
-# --- The runner ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -186,9 +180,6 @@ def test_an_interrupted_stage_resumes_with_the_weights_of_an_uninterrupted_one(c
     found, expected = (load_file(folder / "model.safetensors") for folder in (part, whole))
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, atol=0, rtol=0)
-
-
-# --- Means, and the folder that ships -----------------------------------------------------------------------------
 
 
 def test_the_mean_counts_a_model_as_often_as_it_is_named_and_deepens_a_shallow_one(finished, tmp_path):

@@ -3,14 +3,11 @@
 import json
 import shutil
 
+import evaluate_model
+import glue_runs
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("sklearn", reason="GLUE needs scikit-learn (pip install -e .[train])")
-
-import evaluate_model
-import glue_runs
 from conftest import SENTENCE, json_lines, run_main
 from evaluation_report import evaluation_report, write_card_section
 from glue import TASKS

@@ -5,14 +5,11 @@ import math
 import shutil
 from pathlib import Path
 
-import numpy as np
-import pytest
-
-pytest.importorskip("sklearn", reason="GLUE needs scikit-learn (pip install -e .[train])")
-
 import finetune_glue
 import glue
 import glue_runs
+import numpy as np
+import pytest
 from conftest import SENTENCE, run_main
 from datasets import ClassLabel, DatasetDict, Value
 from glue import (
@@ -154,9 +151,6 @@ def test_files_of_another_task_missing_files_and_files_without_rows_are_refused(
         load_task(TASKS["rte"], tmp_path)
 
 
-# --- Metrics --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_metrics_equal_those_of_scikit_learn_and_scipy(name):
     task, rng = TASKS[name], np.random.default_rng(0)
@@ -194,9 +188,6 @@ def test_the_averages_of_table_3_are_those_of_its_rows():
         assert average(dict(zip(TABLE_3_TASKS, scores))) == pytest.approx(printed[name], abs=tolerance)
     assert set(TABLE_3_TASKS) == set(AVERAGED) == set(PRESETS["NeoBERT-1024"]) == set(PRESETS["NeoBERT-4096"])
     assert average({"rte": 1.0}) is None
-
-
-# --- Runs -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

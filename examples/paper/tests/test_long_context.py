@@ -2,12 +2,9 @@
 
 import json
 
+import evaluate_long_context
 import pytest
 import torch
-
-pytest.importorskip("matplotlib", reason="the figure needs matplotlib (pip install -e .[train])")
-
-import evaluate_long_context
 from conftest import SENTENCE, json_lines, run_main
 from long_context import SCALINGS, rope_parameters
 from pseudo_perplexity import MaskedText, masked_losses, positions_to_mask

@@ -4,14 +4,11 @@ import copy
 import json
 import math
 
+import evaluate_pseudo_perplexity
 import numpy as np
+import pseudo_perplexity as module
 import pytest
 import torch
-
-pytest.importorskip("matplotlib", reason="the figure needs matplotlib (pip install -e .[train])")
-
-import evaluate_pseudo_perplexity
-import pseudo_perplexity as module
 from conftest import SENTENCE, json_lines, run_main
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -171,9 +168,6 @@ def test_learned_positions_limit_the_length_and_rotary_ones_do_not(any_model):
         any_model(input_ids=ids[:, 1:])
         with pytest.raises((IndexError, RuntimeError)):
             any_model(input_ids=ids)
-
-
-# --- The command ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

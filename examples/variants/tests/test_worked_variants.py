@@ -195,9 +195,6 @@ def test_a_compiled_variant_computes_the_values_of_the_reference(name):
     torch.testing.assert_close(found.double(), expected, atol=2e-4, rtol=1e-4)
 
 
-# ------------------------------------------------------------------------------------------------------------- training
-
-
 def set_back(folder, step):
     """Remove what a run wrote after a checkpoint, as if it had been killed."""
     for path in (*folder.glob("checkpoint-*"), *folder.glob("*.safetensors"), folder / "training_summary.json"):
@@ -243,9 +240,6 @@ def test_a_variant_continues_in_phase_2_and_its_folder_needs_its_class(corpus, t
 def test_the_command_trains_the_variant_that_it_names(corpus, tmp_path):
     run_main(train_variant, "--variant", "geglu", *command(corpus, tmp_path / "run", max_steps=2))
     assert json.loads((tmp_path / "run/run.json").read_text())["model"] == "geglu.GegluForMaskedLM"
-
-
-# -------------------------------------------------------------------------------------------------- saving and loading
 
 
 LOAD = """

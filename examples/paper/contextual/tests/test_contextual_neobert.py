@@ -7,13 +7,10 @@ import sys
 import zipfile
 from pathlib import Path
 
+import contextual_embeddings
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
-
-import contextual_embeddings
 from contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
 from oracle import CONFIG, Oracle
 from transformers import AutoModel
@@ -177,9 +174,6 @@ def test_both_stages_start_with_the_weights_of_the_encoder(encoder, batch):
     assert (model.config.context_size, model.config.num_soft_prompt_tokens) == (512, 8)
 
 
-# -------------------------------------------------------------------------------------------------------- saved folders
-
-
 def test_a_saved_model_keeps_its_context_and_loads_through_auto_model(contextual, batch, documents, tmp_path):
     contextual.set_context(embed(contextual, documents, embeds_context=True))
     contextual.save_pretrained(tmp_path)
@@ -250,9 +244,6 @@ def test_a_folder_of_version_0_1_0_a_new_one_and_its_copy_compute_the_vectors_of
         found = json.loads(line)
         for name, vectors in expected.items():
             np.testing.assert_allclose(found[name], vectors, atol=1e-5, err_msg=f"{folder.name} {name}")
-
-
-# ------------------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(

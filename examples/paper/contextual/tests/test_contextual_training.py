@@ -7,14 +7,11 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import contextual_training
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-
-pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
-
-import contextual_training
 import train_contextual
 from conftest import SENTENCE, files_of_pairs, flags, json_lines, losses_of, run_main
 from contextual_batches import (
@@ -60,9 +57,6 @@ def model(folder):
     options = {"context_size": SIZE, "context_dropout": 0.5, "model_kwargs": {"dtype": torch.float64}}
     torch.manual_seed(0)
     return contextual_sentence_transformer(folder, **options).train()
-
-
-# ------------------------------------------------------------------------------------------------------------ batches
 
 
 def test_paired_k_means_finds_planted_topics_whichever_side_is_the_query_and_depends_on_the_seed_only():
@@ -127,9 +121,6 @@ def test_clusters_are_made_once_for_texts_and_settings_and_a_checkpoint_holds_th
     stored = pickle.dumps(partial(ContextualBatchSampler, datasets={0: made}))
     assert len(stored) < 1000
     assert np.array_equal(pickle.loads(stored).keywords["datasets"][0].queries, made.queries)
-
-
-# --------------------------------------------------------------------------------------------------------------- loss
 
 
 def one_graph(model, num_pairs, mask=None, temperature=0.02):
@@ -221,9 +212,6 @@ def test_the_number_of_texts_with_gradients_is_that_of_one_mini_batch_and_each_g
     for state in graphs:
         with pytest.raises(RuntimeError, match="second time"):
             state.sum().backward()
-
-
-# ---------------------------------------------------------------------------------------------------------------- use
 
 
 def test_a_context_changes_the_embeddings_of_documents_and_queries_and_is_saved_with_the_model(model, tmp_path):
@@ -331,9 +319,6 @@ def test_the_snippets_of_the_readme_run(tmp_path, monkeypatch):
     for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(snippet, "snippet", "exec"), {"__name__": "__main__"})
     assert Path("runs/contextual/contextual_neobert.py").is_file() and Path("documentation.safetensors").is_file()
-
-
-# ----------------------------------------------------------------------------------------------------------- training
 
 
 @pytest.fixture

@@ -5,9 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
-
 import train_embeddings
 from conftest import SENTENCE, new_encoder, run_main
 from datasets import Dataset, DatasetDict
