@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parents[1] / ".transformers-tests" / version("transforme
 COMMON = FOLDER / "tests/test_modeling_common.py"
 SKIPPED = {
     "test_sdpa_can_dispatch_non_composite_models": "without attn_implementation the config says 'auto'; the "
-    "backend depends on device, dtype, layout and autograd of each forward, and is logged",
+    "backend depends on device, dtype, layout and autograd of each forward, and is logged"
 }
 # These tests load a checkpoint without tensors to test initialisation. The check for a complete encoder is disabled for them.
 NEED_AN_EMPTY_CHECKPOINT = {"test_can_init_all_missing_weights", "test_model_weights_reload_no_missing_tied_weights"}
@@ -35,9 +35,7 @@ def download() -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     release = f"transformers=={version('transformers')}"
     subprocess.run([*pip, "install", "--target", FOLDER, "parameterized"], check=True)
-    subprocess.run(
-        [*pip, "download", "--no-deps", "--no-binary", "transformers", "--dest", FOLDER, release], check=True
-    )
+    subprocess.run([*pip, "download", "--no-deps", "--no-binary", "transformers", "-d", FOLDER, release], check=True)
     (archive,) = FOLDER.glob("transformers-*.tar.gz")
     with tarfile.open(archive) as files:
         content = files.extractfile(f"{archive.name.removesuffix('.tar.gz')}/tests/{COMMON.name}").read()

@@ -58,9 +58,7 @@ def _plain(value):
 def command(corpus, folder, **changes):
     """The same run as arguments of examples/pretrain_mlm.py."""
     values = options_of(corpus, folder, **changes).items()
-    return [
-        str(part) for name, value in values for part in (f"--{name}", *(value if isinstance(value, list) else [value]))
-    ]
+    return [str(part) for name, value in values for part in (f"--{name}", *(value if type(value) is list else [value]))]
 
 
 def start(module, arguments, errors):

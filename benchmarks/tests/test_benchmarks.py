@@ -189,9 +189,8 @@ def test_every_arm_trains_the_same_sizes_and_predicts_the_same_tokens(peer_argum
     assert 0.1 < results[0]["num_predicted"] / sum(seen[0]["num_tokens"]) < 0.2
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "NeoBERT" else pytest.mark.slow) for name in peers.SHAPES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", peers.SHAPES)
 def test_held_out_figures_are_those_of_each_document_alone(name, peer_arguments, tokenizer):
     """The expected figures are computed document by document, without padding, with the masks of the collator."""
     file = Path(peers.prepare(peer_arguments)["folder"], "held_out.jsonl")

@@ -80,9 +80,7 @@ def test_stages_without_time_do_not_run_and_are_named(tmp_path):
 
 
 def fails(*args, **kwargs):
-    raise RuntimeError(
-        "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors might ..."
-    )
+    raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors ..")
 
 
 @pytest.fixture

@@ -105,9 +105,8 @@ class Handler(BaseHTTPRequestHandler):
         if "/tree/" in self.path:
             return self.answer(entries)
         siblings = [{"rfilename": name, "size": len(files[name]), "blobId": oid(files[name])} for name in files]
-        self.answer(
-            {"id": repo_id, "modelId": repo_id, "sha": commit, "private": False, "siblings": siblings, "tags": []}
-        )
+        names = {"id": repo_id, "modelId": repo_id, "sha": commit}
+        self.answer({**names, "private": False, "siblings": siblings, "tags": []})
 
     def preupload(self, repo_id, found, body):
         names = [file["path"] for file in json.loads(body)["files"]]

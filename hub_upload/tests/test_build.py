@@ -49,9 +49,8 @@ def test_a_build_that_fails_leaves_nothing(saved, tmp_path, name):
     assert {file.name for file in tmp_path.iterdir()} == {"saved"}
 
 
-@pytest.mark.parametrize(
-    "kind", ["embedding", "classes", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("reranker", "modules"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["embedding", "classes", "reranker", "modules"])
 def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and_a_card(saved, tmp_path, kind):
     import sentence_transformers
 
@@ -100,9 +99,8 @@ def test_the_card_of_a_folder_is_copied_with_what_is_given_and_without_one_a_car
     (saved / "README.md").write_text("---\nlicense: [\n---\nwords")
     with pytest.raises(ValueError, match=r"README\.md is no model card"):
         build(saved, tmp_path / "damaged")
-    (saved / "README.md").write_text(
-        f"---\nlicense: cc-by-4.0\nlanguage: de\n---\n# My words\n\nLoad {json.dumps(saved.name)}.\n"
-    )
+    words = f"# My words\n\nLoad {json.dumps(saved.name)}.\n"
+    (saved / "README.md").write_text(f"---\nlicense: cc-by-4.0\nlanguage: de\n---\n{words}")
     for given, license in ((None, "cc-by-4.0"), ("mit", "mit")):
         build(saved, tmp_path / license, model_id="org/name", license=given)
         card = ModelCard.load(tmp_path / license / "README.md")

@@ -197,7 +197,7 @@ def test_an_invalid_id_is_refused(hub, folder, repo_id):
 
 
 @pytest.mark.parametrize("is_reached", [True, False])
-def test_a_hub_that_refuses_or_is_not_there_is_one_line_and_leaves_the_repository_as_it_was(
+def test_a_hub_that_refuses_or_is_not_there_is_one_line_and_changes_nothing(
     hub, folder, unverified, is_reached, monkeypatch
 ):
     before = hub.put("org/small", {"README.md": b"# Old\n"})

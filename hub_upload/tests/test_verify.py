@@ -26,9 +26,7 @@ def saved(checkpoint, classifier_checkpoint, tokenizer, tmp_path_factory):
 
 def changed(folder, **values):
     config = json.loads((folder / "config.json").read_text()) | values
-    (folder / "config.json").write_text(
-        json.dumps({name: value for name, value in config.items() if value is not None})
-    )
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
     return folder
 
 

@@ -35,9 +35,8 @@ def prepare(bench: Workbench) -> tuple[list, dict]:
     whole = bench.references
     templates = {name: bench.folder / f"damaged-{i}" for i, name in enumerate(COUNTS)}
     _stop_after(templates["checkpoints of pretraining"] / "out", whole["pretraining"].folder, "checkpoint-12")
-    _stop_after(
-        templates["checkpoints of contrastive training"] / "out", whole["contrastive training"].folder, "checkpoint-8"
-    )
+    contrastive = templates["checkpoints of contrastive training"] / "out"
+    _stop_after(contrastive, whole["contrastive training"].folder, "checkpoint-8")
     shutil.copytree(bench.folder / "documents", templates["documents and their manifest"] / "documents")
     _interrupt_tokenizing(bench, templates["unfinished documents"] / "out")
     shutil.copytree(whole["the build for the Hub"].folder, templates["weights and config for the Hub"])

@@ -109,9 +109,8 @@ def _fork(function: Callable[[], Any], log: Path) -> int:
     pid = os.fork()
     if pid == 0:
         _run_and_exit(function, log)
-    with contextlib.suppress(
-        OSError
-    ):  # both processes call setpgid, since either may run first; the child may have ended
+    # both processes call setpgid, since either may run first; the child may have ended
+    with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
     return pid
 

@@ -117,9 +117,8 @@ def own_normalizer(rng: random.Random, special: list[str], texts: list[str]) -> 
     """A WordPiece whose normalizer and pre-tokenizer are not BERT's."""
     splits = normalizers.Replace(Regex("(?<=[a-z])(?=[A-Z])"), " "), normalizers.Replace("3", "three")
     normalizer = normalizers.Sequence([*splits, normalizers.NFD(), normalizers.Lowercase()])
-    return wordpiece(
-        special, texts, normalizer, rng.choice((pre_tokenizers.WhitespaceSplit(), pre_tokenizers.BertPreTokenizer()))
-    )
+    splitter = rng.choice((pre_tokenizers.WhitespaceSplit(), pre_tokenizers.BertPreTokenizer()))
+    return wordpiece(special, texts, normalizer, splitter)
 
 
 KINDS = {

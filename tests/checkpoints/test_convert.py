@@ -129,9 +129,8 @@ def pickled(folder, layout, weights):
     """Write weights as training code saves them."""
     state = {name: torch.from_numpy(value) for name, value in weights.items()}
     if layout == "state_dict.pt of compiled replicas":
-        torch.save(
-            OrderedDict((f"module._orig_mod.{name}", value) for name, value in state.items()), folder / "state_dict.pt"
-        )
+        renamed = OrderedDict((f"module._orig_mod.{name}", value) for name, value in state.items())
+        torch.save(renamed, folder / "state_dict.pt")
     elif layout == "pytorch_model.bin with a shared tensor":
         state["decoder.weight"] = state["model.encoder.weight"]
         torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
@@ -141,9 +140,7 @@ def pickled(folder, layout, weights):
         torch.save({name: state[name] for name in names[9:]}, folder / "pytorch_model-00002-of-00002.bin")
 
 
-@pytest.mark.parametrize(
-    "layout", ["state_dict.pt of compiled replicas", "pytorch_model.bin with a shared tensor", "shards"]
-)
+@pytest.mark.parametrize("layout", ["state_dict.pt of replicas", "pytorch_model.bin with a shared tensor", "shards"])
 def test_pickled_weights_keep_their_bits(base, weights, tmp_path, layout):
     weights = {name: value for name, value in weights.items() if not name.startswith(("dense", "classifier"))}
     if "shared" in layout:

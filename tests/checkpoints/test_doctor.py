@@ -373,9 +373,7 @@ def test_each_damage_is_found_and_nothing_else_and_the_folder_is_unchanged(good,
 @pytest.mark.compat
 @pytest.mark.parametrize("auto_class", [name for name in AUTO_CLASSES if name != "AutoConfig"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_is_found_in_what_this_version_of_transformers_saves(
-    checkpoint, tokenizer, tmp_path, auto_class, dtype
-):
+def test_nothing_is_found_in_what_this_transformers_saves(checkpoint, tokenizer, tmp_path, auto_class, dtype):
     model = AUTO_CLASSES[auto_class].from_pretrained(checkpoint, dtype=dtype)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -447,9 +445,8 @@ def test_remarks_leave_a_folder_clean(good, tmp_path):
     shutil.copytree(good, tmp_path / "model")
     with (tmp_path / "model/modeling_neobert.py").open("a") as code:
         code.write("# edited\n")
-    changed(lambda stored: stored.update(tokenizer_class="TokenizersBackend"), "tokenizer_config.json")(
-        tmp_path / "model"
-    )
+    name = {"tokenizer_class": "TokenizersBackend"}
+    changed(lambda stored: stored.update(name), "tokenizer_config.json")(tmp_path / "model")
     weights(lambda tensors: tensors | {"model.freqs_cis": torch.ones(2, 2)})(tmp_path / "model")
     config(architectures=["BertModel"])(tmp_path / "model")
     # files that no loader reads
@@ -462,15 +459,15 @@ def test_remarks_leave_a_folder_clean(good, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("value", "kind"), [("nan", "nan"), ("inf", "infinity"), ("-inf", "infinity"), ("-3e6", "huge"), ("9e4", None)]
+    "value, kind", [("nan",) * 2, ("inf", "infinity"), ("-inf", "infinity"), ("-3e6", "huge"), ("9e4", 0)]
 )
 @pytest.mark.parametrize("place", [0, 7, 10])  # the first and the last number, and the first of the second part
 def test_one_odd_number_is_found_at_each_place_in_each_type(tmp_path, monkeypatch, dtype, value, kind, place):
     monkeypatch.setattr("neobert_hf.checkpoints.doctor.PART", 7)
     tensor = torch.randn(11).to(dtype)
     tensor[place] = float(value)
-    if dtype == torch.float16 and abs(float(value)) > 65504:  # becomes infinity
-        kind = kind if kind == "nan" else "infinity"
+    if dtype == torch.float16 and abs(float(value)) > 65504:
+        kind = "infinity"
     save_file({"a": tensor, "b": torch.tensor([float("nan")])}, tmp_path / "x.safetensors")
     assert odd_values(read_header(tmp_path / "x.safetensors")["a"]) == ({kind} if kind else set())
 
@@ -514,9 +511,7 @@ def fine_tune(base, folder, table=None, weight_decay=0.0, dtype=torch.float32, r
         (0.0, 0.01, torch.float16, 1e-6, UPPER),
     ],
 )
-def test_a_fine_tune_without_positions_is_known_by_the_rows_of_q_and_k(
-    good, tmp_path, garbage, weight_decay, dtype, rate, names
-):
+def test_a_fine_tune_without_positions_is_known_by_q_and_k(good, tmp_path, garbage, weight_decay, dtype, rate, names):
     """A table near zero makes all scores equal, so that the gradients of q and k vanish; weight decay scales these rows."""
     options = dict(weight_decay=weight_decay, dtype=dtype, rate=rate, names=names)
     fine_tune(good, tmp_path / "damaged", lambda table: torch.full_like(table, garbage), **options)
@@ -561,9 +556,7 @@ def test_a_comparison_that_is_not_possible_is_named(good, tmp_path):
 def test_another_base_model_is_refused_in_one_line(good, tmp_path):
     config = CONFIG | {"hidden_size": 16, "dim_head": 4}
     other = write_checkpoint(tmp_path / "other", random_weights(config=config), config=config)
-    with pytest.raises(
-        ValueError, match=r"the base model .*other has no model\.transformer_encoder\.0\.qkv\.weight of the shape"
-    ):
+    with pytest.raises(ValueError, match=r"the base model .*other has no model\.transformer_encoder\.0\.qkv\.weight"):
         examine(good, base=other)
 
 

@@ -130,17 +130,13 @@ def test_the_tokenizer_of_another_model_is_refused(theirs, tokenizer, tiny_confi
 
 def cased(special):
     """Cased words, some of which are not ASCII."""
-    own = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate([*special, "Fox", "fox", "é", "É"])}, special[1])
-    )
+    own = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*special, "Fox", "fox", *"éÉ"])}, special[1]))
     own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return own
 
 
 def byte_level(special):
-    own = Tokenizer(
-        models.BPE({word: i for i, word in enumerate([*special, *pre_tokenizers.ByteLevel.alphabet()])}, [])
-    )
+    own = Tokenizer(models.BPE({x: i for i, x in enumerate([*special, *pre_tokenizers.ByteLevel.alphabet()])}, []))
     own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # transformers 4 sets it to False
     return own
 
@@ -152,9 +148,7 @@ def unigram(special):
 
 
 @pytest.mark.compat
-@pytest.mark.parametrize(
-    "special", [["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]]
-)
+@pytest.mark.parametrize("special", [["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]])
 @pytest.mark.parametrize("make", [cased, byte_level, unigram])
 @pytest.mark.parametrize("settings", [None, {}, {"model_max_length": 5}])
 def test_a_tokenizer_without_a_class_is_that_of_its_file(make, special, settings, tiny_config, tmp_path):
@@ -171,9 +165,8 @@ def test_a_tokenizer_without_a_class_is_that_of_its_file(make, special, settings
         texts = ["Fox fox É é", f"fox {special[4]}", "IntervalArray, \t 3.14"]
         assert tokenizer(texts)["input_ids"] == [encoding.ids for encoding in own.encode_batch(texts)]
         ids = [getattr(tokenizer, f"{name}_token_id") for name in ("pad", "unk", "cls", "sep", "mask")]
-        assert ids == [0, 1, 2, 3, 4] and tokenizer.model_max_length == (
-            64 if settings != {"model_max_length": 5} else 5
-        )
+        assert ids == [0, 1, 2, 3, 4]
+        assert tokenizer.model_max_length == (5 if settings else 64)
         assert tokenizer(["fox", "fox fox fox"], padding=True)["input_ids"][0][-1] == 0
 
 
@@ -181,9 +174,7 @@ def test_a_tokenizer_without_a_class_is_that_of_its_file(make, special, settings
 def test_a_vocabulary_without_tokenizer_json_is_that_of_bert(tiny_config, tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "fox", "##es"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
-    (tmp_path / "config.json").write_text(
-        '{"model_type": "neobert", "max_length": 77, "vocab_size": 7}'
-    )  # as published
+    (tmp_path / "config.json").write_text('{"model_type": "neobert", "max_length": 77, "vocab_size": 7}')
     tokenizer = load_tokenizer(str(tmp_path))
     assert tokenizer("foxes [MASK]", "fox")["input_ids"] == [2, 5, 6, 4, 3, 5, 3]
     assert tokenizer.model_max_length == 77 and tokenizer.pad_token_id == 0

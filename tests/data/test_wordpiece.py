@@ -98,9 +98,8 @@ def test_offsets_point_to_the_characters_of_each_token_in_the_original_text(spli
         assert text[start:end].lower() == token.removeprefix("##").lower() or is_in_divider or token == "[UNK]"
     assert spans == sorted(spans)
     shorter = re.sub(wordpiece.DIVIDER, "", text)
-    assert "".join(text[start:end] for start, end in spans if text[start:end] not in "-=~*#^_+") == "".join(
-        character for character in "".join(shorter.split()) if character not in "-=~*#^_+"
-    )
+    found = "".join(text[start:end] for start, end in spans if text[start:end] not in "-=~*#^_+")
+    assert found == "".join(each for each in "".join(shorter.split()) if each not in "-=~*#^_+")
 
 
 TEXTS = [f"{a}{b}{c} {c}{a}{b}" for a in "abcdefghij" for b in "klmnopq" for c in "rstuvw"]

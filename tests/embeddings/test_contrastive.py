@@ -43,12 +43,9 @@ def stream(sizes=SIZES, seed=0, epoch=0, batch_size=4, **options):
     """Build the sampler as the trainer does: its children share one generator."""
     datasets = [Dataset.from_dict({"anchor": [f"{i} {j}" for j in range(size)]}) for i, size in enumerate(sizes)]
     generator = torch.Generator()
-    children = [
-        DefaultBatchSampler(
-            RandomSampler(dataset, generator=generator), batch_size, drop_last=True, generator=generator, seed=seed
-        )
-        for dataset in datasets
-    ]
+    samplers = [RandomSampler(dataset, generator=generator) for dataset in datasets]
+    more = {"drop_last": True, "generator": generator, "seed": seed}
+    children = [DefaultBatchSampler(sampler, batch_size, **more) for sampler in samplers]
     sampler = WeightedBatchSampler(ConcatDataset(datasets), children, generator, seed, **options)
     sampler.set_epoch(epoch)
     return sampler
@@ -238,22 +235,16 @@ def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_
     (tmp_path / "part/checkpoint-8/scheduler.pt").unlink()
     for step in (3, 4, 12):
         shutil.rmtree(tmp_path / f"part/checkpoint-{step}")
-    with pytest.raises(
-        FileExistsError, match="part holds checkpoint-8 of a training from which this run cannot resume"
-    ):
+    with pytest.raises(FileExistsError, match="part holds checkpoint-8 of a training from which this run cannot"):
         run_main(train_contrastive, *command(tmp_path / "part"))
     with lock_run(tmp_path / "part"), pytest.raises(ValueError, match="another process writes to"):
         run_main(train_contrastive, *command(tmp_path / "part"))
 
 
-def test_without_validation_files_a_tenth_of_the_train_files_is_held_out_and_the_record_and_card_have_no_texts(
-    command, tmp_path
-):
+def test_without_validation_files_a_tenth_is_held_out_and_the_record_and_card_have_no_texts(command, tmp_path):
     run = tmp_path / "run"
-    arguments = command(
-        run, max_steps=2, save_steps=2, license="cc-by-4.0", hub_model_id="org/name", validation_files=None
-    )
-    printed = run_main(train_contrastive, *arguments)
+    options = dict(license="cc-by-4.0", hub_model_id="org/name", validation_files=None)
+    printed = run_main(train_contrastive, *command(run, max_steps=2, save_steps=2, **options))
     assert "large: 81 rows of anchor, positive" in printed and "large: 9 pairs to evaluate on" in printed
     assert "small: 12 rows" in printed  # one row would be held out, and a ranking of one document says nothing
     record = record_of(run)
@@ -300,9 +291,7 @@ def test_mined_negatives_are_the_nearest_other_documents_with_the_prompts(folder
     scores = model.similarity(queries, documents).numpy()
     np.fill_diagonal(scores, -2)
     rows = {row["anchor"]: (row["negative_1"], row["negative_2"]) for row in mined["some"]}
-    assert rows == {
-        question: tuple(answers[i] for i in (-row).argsort()[:2]) for question, row in zip(questions, scores)
-    }
+    assert rows == {text: tuple(answers[i] for i in (-row).argsort()[:2]) for text, row in zip(questions, scores)}
     with pytest.raises(ValueError, match="some already has negatives"):
         mine_negatives(mined, model, 2)
 

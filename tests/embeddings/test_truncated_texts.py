@@ -77,10 +77,7 @@ def search(_, folder, retriever, tmp_path):
     return {"the question": [(PROMPT + QUESTIONS[-1],)]}
 
 
-@pytest.mark.parametrize(
-    "job, sides",
-    [(mine, "both"), (mine, "query"), (contrast, None), (rerank, None), (search, None)],
-)
+@pytest.mark.parametrize("job, sides", [(mine, "both"), (mine, "query"), (contrast, ""), (rerank, ""), (search, "")])
 def test_texts_that_are_truncated_are_counted_and_said(job, sides, folder, retriever, tokenizer, tmp_path, caplog):
     """The oracle is the tokenizer itself, without truncation; each line comes once."""
     inputs_of = job(sides, folder, retriever, tmp_path)

@@ -31,9 +31,8 @@ IDS = torch.tensor([[5, 6, 7, 8, 9, 5, 90, 14]])
 def tagger(weights, tokenizer, tmp_path):
     """A tagger of three labels, stored in bfloat16."""
     folder = write_checkpoint(tmp_path / "saved", weights, "NeoBERTForSequenceClassification")
-    change_config(
-        folder, architectures=["NeoBERTForTokenClassification"], id2label=dict(enumerate("abc")), torch_dtype="bfloat16"
-    )
+    change_config(folder, architectures=["NeoBERTForTokenClassification"], torch_dtype="bfloat16")
+    change_config(folder, id2label=dict(enumerate("abc")))
     tensors = load_file(folder / "model.safetensors")
     kept = {name: tensor.bfloat16() for name, tensor in tensors.items() if not name.startswith("dense")}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})

@@ -150,9 +150,8 @@ def test_every_batch_gives_the_outputs_of_torch(name, sources, ask):
 
 @pytest.mark.parametrize("name", ["sparse-encoder", "multi-vector"])
 def test_every_batch_gives_the_weights_or_vectors_of_sentence_transformers(name, sources, ask):
-    model = {"sparse-encoder": SparseEncoder, "multi-vector": MultiVectorEncoder}[name](
-        str(sources[name]), device="cpu"
-    )
+    model_class = SparseEncoder if name == "sparse-encoder" else MultiVectorEncoder
+    model = model_class(str(sources[name]), device="cpu")
     batches = random_batches(model[0].config.vocab_size, 0, 64).values()
     jobs = [{"model": name, "auto": "AutoModel", "dtype": "fp32", "inputs": rows_of(batch)} for batch in batches]
     feature = "sentence_embedding" if name == "sparse-encoder" else "token_embeddings"

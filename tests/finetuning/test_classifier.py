@@ -85,9 +85,7 @@ def test_a_regression_learns_numbers_in_the_unit_of_the_file(model_folder, tmp_p
     """A price of 200,000.5, more with one word and less with another. Adam would need millions of steps to reach such numbers."""
 
     def rows(count, seed):
-        prices = [
-            (text, 200_000.5 + 100_000 * ("red" in text) - 50_000 * ("old" in text)) for text in texts(count, seed)
-        ]
+        prices = [(text, 200_000.5 + 1e5 * ("red" in text) - 5e4 * ("old" in text)) for text in texts(count, seed)]
         return [{"text": text, "price": price} for text, price in prices]
 
     train, test = (write_csv(tmp_path / f"{seed}.csv", rows(300, seed)) for seed in (0, 1))
@@ -211,9 +209,8 @@ def test_metrics_of_numbers_by_hand():
     labels, logits = np.array([1.0, 2, 3]), np.array([[2.0], [4], [12]])
     deviations, errors = (logits[:, 0] - 6, np.array([-1, 0, 1])), np.array([1, 2, 9])
     pearson = (deviations[0] @ deviations[1]) / np.sqrt((deviations[0] ** 2).sum() * 2)
-    assert label_metrics(REGRESSION, labels, logits) == pytest.approx(
-        {"pearson": pearson, "spearman": 1, "mse": (errors**2).mean()}
-    )
+    expected = {"pearson": pearson, "spearman": 1, "mse": (errors**2).mean()}
+    assert label_metrics(REGRESSION, labels, logits) == pytest.approx(expected)
     constant = label_metrics(REGRESSION, labels, np.ones((3, 1)))
     assert constant["pearson"] == constant["spearman"] == 0
 
@@ -236,9 +233,8 @@ FAST = {"use_cpu": True, "learning_rate": 3e-3, "disable_tqdm": True, "max_steps
 def test_a_fit_without_a_folder_learns_and_leaves_no_file(model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [f"{start} {word}" for start in WORDS[:9] for word in ("red", "old")] * 8
-    classifier = Classifier(model_folder, max_seq_length=16).fit(
-        rows, rows_labels(rows, SINGLE), **FAST | {"max_steps": 20}
-    )
+    options = FAST | {"max_steps": 20}
+    classifier = Classifier(model_folder, max_seq_length=16).fit(rows, rows_labels(rows, SINGLE), **options)
     assert classifier.predict(["dog red", "dog old"]) == ["red", "none"]
     assert classifier.evaluate(rows, rows_labels(rows, SINGLE)) == {"accuracy": 1, "f1": 1, "matthews": 1}
     assert not list(tmp_path.iterdir())

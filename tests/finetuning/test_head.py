@@ -56,9 +56,8 @@ def test_the_weighted_loss_is_a_mean_over_all_rows_of_a_step_and_plain_in_an_eva
     ids, weights, logits = CLASSES[:6], np.array([0, 1, 2, 0.5, 0.25, 2.25]), torch.tensor(VECTORS[:6, :3])
     losses = -np.log(softmax(VECTORS[:6, :3], -1)[np.arange(6), ids])
     rows = torch.tensor(np.stack([ids, weights], -1))
-    parts = [
-        weighted_loss(SimpleNamespace(logits=logits[part]), rows[part], 12) for part in np.split(np.arange(6), [2])
-    ]
+    halves = np.split(np.arange(6), [2])
+    parts = [weighted_loss(SimpleNamespace(logits=logits[half]), rows[half], 12) for half in halves]
     assert sum(parts).item() == pytest.approx(np.mean(weights * losses))
     assert weighted_loss(SimpleNamespace(logits=logits), torch.tensor(ids)).item() == pytest.approx(losses.mean())
 
@@ -66,9 +65,8 @@ def test_the_weighted_loss_is_a_mean_over_all_rows_of_a_step_and_plain_in_an_eva
 def test_several_classes_have_the_probabilities_of_scikit_learn():
     oracle = scaled(OneVsRestClassifier(LogisticRegression(C=0.1, max_iter=1000))).fit(VECTORS, BOTH)
     weight, bias = fit_linear(VECTORS, BOTH, 2, MULTI, 0.1)
-    np.testing.assert_allclose(
-        expit(VECTORS @ weight.numpy().T + bias.numpy()), oracle.predict_proba(VECTORS), atol=1e-4
-    )
+    found = expit(VECTORS @ weight.numpy().T + bias.numpy())
+    np.testing.assert_allclose(found, oracle.predict_proba(VECTORS), atol=1e-4)
 
 
 def test_numbers_are_those_of_a_ridge_regression():
@@ -122,9 +120,7 @@ def test_the_strength_of_too_few_rows_for_a_comparison_is_the_default(labels):
     assert choose_strength(NOISE.normal(size=(len(labels), 3)), np.array(labels), SINGLE) == 0.1
 
 
-TEXTS = [
-    f"{word} {thing}" for thing in ("invoice", "screen", "parcel") for word in ("my", "the", "a new", "an old", "that")
-]
+TEXTS = [f"{word} {thing}" for thing in ("invoice", "screen", "parcel") for word in ("my", "the", "new", "old", "that")]
 WORDS = [text.split()[-1] for text in TEXTS]
 FROZEN = {"max_steps": 1, "learning_rate": 0.0, "use_cpu": True, "disable_tqdm": True}
 

@@ -75,9 +75,8 @@ def test_points_that_may_separate_thousands_are_named_in_one_line(tmp_path, caps
     found = read(jsonl_file(tmp_path, labels * 2), problem_type=kind)
     assert list(map(float, found.train[1])) == [float(label) for label in labels * 2]
     lines = [line for line in capsys.readouterr().out.splitlines() if "thousands" in line]
-    assert [line.partition("no point: ")[2] for line in lines] == (
-        [f"{named}; if these are thousands, write 1250"] if named else []
-    )
+    expected = [f"{named}; if these are thousands, write 1250"] if named else []
+    assert [line.partition("no point: ")[2] for line in lines] == expected
 
 
 def test_texts_with_several_labels_are_named_with_the_number_of_each(tmp_path, capsys):
@@ -184,9 +183,7 @@ TEST_LABELS = [
 
 
 @pytest.mark.parametrize(("kind", "labels", "options", "expected", "reason"), TEST_LABELS)
-def test_a_test_label_that_is_unknown_of_another_kind_or_missing_costs_no_row(
-    tmp_path, kind, labels, options, expected, reason
-):
+def test_a_test_label_that_is_unknown_odd_or_missing_costs_no_row(tmp_path, kind, labels, options, expected, reason):
     header = "text,x,y" if kind == "columns" else "text,label"
     train = {"single": "xy", "regression": ["0.5", "1.5"], "separated": ["x; y", "y"], "columns": ["1,0", "0,1"]}[kind]
     test = csv_file(tmp_path, labels, "test.csv", header)
@@ -212,9 +209,7 @@ def test_one_filled_text_of_a_pair_is_enough_and_a_test_row_without_a_text_keeps
     assert found.train[0] == [("hi", ""), ("", "ten"), ("", "see you"), ("b", "c")]
     assert found.test == ([*found.train[0], ("hi", "")], [*"abab", "a"])
     assert found.test_places == [0, 1, 2, 3, 6] and found.test_rows[4] == {"subject": " ", "id": 7}
-    with pytest.raises(
-        ValueError, match=r"faults in 4 of 14 rows: .*line 5: 'subject' and 'body' are empty; .*line 6: this r"
-    ):
+    with pytest.raises(ValueError, match=r"faults in 4 of 14 rows: .*line 5: 'subject' and 'body' are empty; .*line"):
         read(columns["test_file"], text_columns=columns["text_columns"])
     (tmp_path / "test.jsonl").write_text('{"subject": "", "body": ""}\n')
     with pytest.raises(ValueError, match=r"test\.jsonl: 0 test rows with a text; give at least 1"):

@@ -172,9 +172,7 @@ def test_a_text_is_divided_as_the_words_of_the_training_are(division, words):
     assert division_of([word for word in words if word.isalpha()]) == "marks", "as the pipeline does"
 
 
-def test_entities_of_texts_are_those_of_words_with_marks_inside_in_every_program_and_the_score_is_theirs(
-    start, tmp_path, capsys
-):
+def test_entities_of_texts_are_those_of_words_with_marks_inside_and_the_score_is_theirs(start, tmp_path, capsys):
     """The tag of a path is learned from its end, which only the whole word has; 40 rows, so that all is learned."""
     rows = [
         (f"use {path}, or --no-{word} (see {word}).".split(), path)
@@ -188,9 +186,8 @@ def test_entities_of_texts_are_those_of_words_with_marks_inside_in_every_program
     assert "windows of" in printed and "this model, words given" not in printed
     tagger.save(tmp_path / "saved")
     texts = [" ".join(row) for row in words[:6]]
-    wanted = [
-        [("FILE", 4, 4 + len(row[1])), ("OPTION", 8 + len(row[1]), 8 + len(row[1] + row[3]))] for row in words[:6]
-    ]
+    ends = [(4 + len(row[1]), 8 + len(row[1] + row[3])) for row in words[:6]]
+    wanted = [[("FILE", 4, first), ("OPTION", first + 4, last)] for first, last in ends]
 
     def spans(found):
         return [[(each["entity_group"], each["start"], each["end"]) for each in of_text] for of_text in found]
@@ -198,9 +195,8 @@ def test_entities_of_texts_are_those_of_words_with_marks_inside_in_every_program
     assert spans(tagger.find_entities(texts)) == wanted
     again = Tagger(tmp_path / "saved", verbose=False)
     assert spans(again.find_entities(texts)) == wanted and again.predict(words[:1]) == tags[:1]
-    assert again.tokenizer.model_max_length == max(
-        len(ids) for ids in again.tokenizer([" ".join(row) for row in words]).input_ids
-    )
+    rows_of_ids = again.tokenizer([" ".join(row) for row in words]).input_ids
+    assert again.tokenizer.model_max_length == max(map(len, rows_of_ids))
     export_model(tmp_path / "saved", tmp_path / "exported")
     assert spans(OnnxModel(tmp_path / "exported").predict(texts)) == wanted
     pipe = pipeline("token-classification", str(tmp_path / "saved"), aggregation_strategy="first")

@@ -230,9 +230,8 @@ def test_a_named_backend_is_refused_before_the_first_block_if_one_gpu_cannot_run
     devices = attention_devices([place(device) for device in (HOPPER, torch.device("meta"), TURING)], HOPPER)
     assert devices == (HOPPER, TURING) and attention_devices(model.model.transformer_encoder, CPU) == (CPU,)
     monkeypatch.setattr(plan_neobert, "attention_devices", lambda *_: devices)
-    monkeypatch.setitem(
-        BACKENDS, "torch_varlen", BACKENDS["torch_varlen"]._replace(devices=("cpu", "cuda"), head_multiple=1)
-    )
+    backend = BACKENDS["torch_varlen"]._replace(devices=("cpu", "cuda"), head_multiple=1)
+    monkeypatch.setitem(BACKENDS, "torch_varlen", backend)
     model = model.half()
     model.set_attn_implementation("torch_varlen")
     model.model.transformer_encoder[0].register_forward_pre_hook(lambda *_: pytest.fail("a block runs"))
@@ -323,9 +322,8 @@ def test_torch_varlen_agrees_with_the_oracle(wide_checkpoint, documents, inputs,
 
     monkeypatch.setattr(attention_neobert, "varlen_attn", varlen_attn)
     allow_on_cpu(monkeypatch, "torch_varlen")
-    model = NeoBERTForMaskedLM.from_pretrained(
-        wide_checkpoint[1], dtype=FLOAT64, attn_implementation="torch_varlen"
-    ).eval()
+    options = {"dtype": FLOAT64, "attn_implementation": "torch_varlen"}
+    model = NeoBERTForMaskedLM.from_pretrained(wide_checkpoint[1], **options).eval()
     check(run(model, inputs), wide_checkpoint, documents, inputs)
     assert len(calls) == 2 * model.config.num_hidden_layers
     assert all(list(call) == ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"] for call in calls)
@@ -540,9 +538,8 @@ def test_the_page_on_loading_states_where_every_backend_was_tested():
     assert {name for name, _ in words} == set(BACKENDS)
     for (name, device), word in words.items():
         assert bool(word) == (not BACKENDS[name].devices or device in BACKENDS[name].devices), (name, device)
-    on_gpu, rehearsal = (
-        json.loads((root / f"benchmarks/results/{name}.json").read_text()) for name in ("gpu_report", "rehearsal")
-    )
+    files = (root / f"benchmarks/results/{name}.json" for name in ("gpu_report", "rehearsal"))
+    on_gpu, rehearsal = (json.loads(file.read_text()) for file in files)
     measured = {(row["backend"], "cuda") for row in on_gpu["errors"]} - {("auto", "cuda")}
     assert measured == {cell for cell, word in words.items() if word == "measured" and cell[1] != "cpu"}
     rehearsed = {(row["backend"], row["device"]): row["word"] for row in rehearsal["rows"]}

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -256,9 +257,7 @@ PLACES = ("one file", "shards", "a shard in a subfolder", "a variant in a subfol
 
 
 @pytest.mark.parametrize("auto_class", [AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification])
-@pytest.mark.parametrize(
-    ("other", "place"), [(name, PLACES[0]) for name in OTHER_NAMES] + [(OTHER_NAMES[0], place) for place in PLACES[1:]]
-)
+@pytest.mark.parametrize("other, place", [*product(OTHER_NAMES, PLACES[:1]), *product(OTHER_NAMES[:1], PLACES[1:])])
 def test_a_tensor_under_two_names_is_refused(checkpoint, tmp_path, auto_class, other, place):
     """transformers loads one of them, without a word."""
     tensors = load_file(checkpoint / "model.safetensors")

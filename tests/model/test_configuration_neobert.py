@@ -69,9 +69,8 @@ def test_overrides_are_applied_and_checked(checkpoint, tmp_path):
     assert AutoConfig.from_pretrained(saved, max_length=128).max_position_embeddings == 128
     linear = {"type": "linear", "factor": 2.0}
     assert AutoConfig.from_pretrained(saved, rope_scaling=linear).rope_parameters["rope_type"] == "linear"
-    yarn = AutoConfig.from_pretrained(
-        saved, max_position_embeddings=256, rope_parameters={"rope_type": "yarn", "factor": 4.0, "beta_fast": None}
-    )
+    rope = {"rope_type": "yarn", "factor": 4.0, "beta_fast": None}
+    yarn = AutoConfig.from_pretrained(saved, max_position_embeddings=256, rope_parameters=rope)
     assert yarn.rope_parameters["original_max_position_embeddings"] == 64
     yarn.save_pretrained(tmp_path / "yarn")
     for scaling, kind in ((linear, "linear"), ({"rope_type": "default"}, "default")):

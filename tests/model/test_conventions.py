@@ -273,9 +273,7 @@ def test_a_registered_function_that_gets_no_mask_refuses_what_a_mask_would_say(m
     model.set_attn_implementation("without_mask")
     ids = torch.full((1, 6), 7)
     values = {"attention_mask": ids != 0, "cu_seq_lens_q": torch.tensor([0, 2, 6]), "seq_idx": ids * 0}
-    with pytest.raises(
-        ValueError, match=r"registered without a mask function.*AttentionMaskInterface.register\('without_mask'"
-    ):
+    with pytest.raises(ValueError, match=r"registered without a mask function.*MaskInterface.register\('without_mask'"):
         model(ids, **{marks: values[marks]})
 
 

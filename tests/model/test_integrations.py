@@ -83,9 +83,7 @@ def inputs_of(task):
 
 @pytest.mark.parametrize("task", HEADS)
 @pytest.mark.compat
-def test_an_adapter_of_each_head_gives_the_same_numbers_on_a_base_with_another_seed(
-    bare_encoder, tmp_path, task, caplog
-):
+def test_an_adapter_of_each_head_gives_the_same_numbers_on_a_base_of_another_seed(bare_encoder, tmp_path, task, caplog):
     """The head is new in both; what PEFT does not save differs."""
     import peft
 

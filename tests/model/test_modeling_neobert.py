@@ -85,9 +85,8 @@ def test_packed_padded_and_single_documents_agree_per_layer_in_logits_loss_and_g
         torch.testing.assert_close(logits, other_logits, **FLOAT32)
         torch.testing.assert_close(loss, other_loss, **FLOAT32)
         for parameter in grads:
-            torch.testing.assert_close(
-                grads[parameter], other_grads[parameter], **FLOAT32, msg=lambda m, n=name, p=parameter: f"{n}, {p}: {m}"
-            )
+            pair = grads[parameter], other_grads[parameter]
+            torch.testing.assert_close(*pair, **FLOAT32, msg=lambda m, n=name, p=parameter: f"{n}, {p}: {m}")
 
 
 def test_loss_and_its_gradient_agree_with_the_oracle(model, batch):
@@ -170,7 +169,7 @@ def all_tokens_are_read(model):
 @pytest.mark.parametrize("form", ["packed", "padded", "padded in dense form"])
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
 @pytest.mark.parametrize("head", HEADS)
-def test_a_last_block_that_computes_only_what_the_head_reads_changes_neither_loss_nor_gradients(
+def test_a_last_block_of_what_the_head_reads_has_the_same_loss_and_gradients(
     tiny_config, batch, head, checkpointing, form
 ):
     tiny_config.unpad_inputs = "dense" not in form
@@ -353,9 +352,7 @@ def labels_everywhere(batch):
 
 @pytest.mark.parametrize("implementation", ["auto", "sdpa", "eager", "flex_attention"])
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_the_loss_is_that_of_real_tokens_with_labels_at_padding(
-    checkpoint, oracle, batch, labels_everywhere, implementation, is_sparse
-):
+def test_the_loss_ignores_labels_at_padding(checkpoint, oracle, batch, labels_everywhere, implementation, is_sparse):
     model = NeoBERTForMaskedLM.from_pretrained(checkpoint, dtype=torch.float64, attn_implementation=implementation)
     model.config.sparse_prediction = is_sparse
     documents = [document.numpy() for document in batch["documents"]]

@@ -138,7 +138,7 @@ def interrupt(corpus, tokenizer, folder, number=3):
 
 
 @pytest.mark.parametrize("record", [None, "{}", "[]", "{"])
-def test_an_interrupted_run_continues_after_its_whole_tasks_and_a_finished_one_reads_no_text(
+def test_a_run_continues_after_its_whole_tasks_and_a_finished_one_reads_no_text(
     tokenizer, corpus, tmp_path, monkeypatch, record
 ):
     tokenize(corpus, tokenizer, tmp_path / "whole", workers=1)

@@ -89,9 +89,7 @@ def subclass(of, **parts):
 )
 def test_a_variant_with_the_model_type_of_the_stock_model_is_not_saved(made_by, tmp_path):
     model = made_by(made_by.config_class(**SHAPE))
-    with pytest.raises(
-        ValueError, match=f"model={made_by.__name__} has the model_type 'neobert', .* give it a config_"
-    ):
+    with pytest.raises(ValueError, match=f"model={made_by.__name__} has the model_type 'neobert', .* give it a c"):
         model.save_pretrained(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
     stock = NeoBERTForMaskedLM(NeoBERTConfig(**SHAPE))

@@ -166,10 +166,9 @@ def move(model: torch.nn.Module, device: str) -> torch.nn.Module:
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    moved = tensor.detach().to(device)
-                    tensors[name] = (
-                        torch.nn.Parameter(moved, tensor.requires_grad) if tensors is module._parameters else moved
-                    )
+                    tensors[name] = tensor.detach().to(device)
+                    if tensors is module._parameters:
+                        tensors[name] = torch.nn.Parameter(tensors[name], tensor.requires_grad)
     return model
 
 
@@ -199,9 +198,8 @@ def backward(loss: torch.Tensor) -> None:
                 continue
             inputs = [given.get(number) for number in range(len(node._input_metadata))]
             found = (node.apply if hasattr(node, "apply") else node)(*inputs)
-            for (following, number), gradient in zip(
-                node.next_functions, found if isinstance(found, tuple) else (found,)
-            ):
+            found = found if isinstance(found, tuple) else (found,)
+            for (following, number), gradient in zip(node.next_functions, found):
                 if following is None or gradient is None:
                     continue
                 gradient = _as_engine(gradient, following._input_metadata[number])

@@ -71,9 +71,7 @@ def attend_as_on_a_gpu() -> None:
     """Choose what attention_neobert.py chooses on a GPU: flex attention is compiled, and so is the function of its mask."""
     table, create_block_mask = backends_neobert.BACKENDS, attention_neobert.create_block_mask
     table["flex_attention"] = table["flex_attention"]._replace(attend=attention_neobert.attend_registry)
-    attention_neobert.create_block_mask = lambda *args, **kwargs: create_block_mask(
-        *args, **kwargs | {"_compile": True}
-    )
+    attention_neobert.create_block_mask = lambda *args, **more: create_block_mask(*args, **more | {"_compile": True})
 
 
 if __name__ == "__main__":

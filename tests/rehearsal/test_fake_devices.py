@@ -254,7 +254,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("device", "backend", "head", "dtype"), CASES)
-def test_every_layout_runs_by_the_rules_of_the_device_with_the_values_and_gradients_of_the_cpu(
+def test_every_layout_runs_by_the_rules_of_the_device_with_the_numbers_of_the_cpu(
     device, backend, head, dtype, kernels
 ):
     """Outputs have the shapes, dtypes and values of the CPU, and are on the device; gradients too."""

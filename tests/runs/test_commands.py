@@ -170,9 +170,8 @@ def test_a_closed_pipe_ends_the_command_without_a_message():
     """As `neobert tokenize ... | head` closes it."""
     script = "from neobert_hf.runs.commands import run_command\n"
     script += "run_command('tool', lambda: [print(i, flush=True) for i in range(10**6)])"
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=pipe, stderr=pipe, text=True)
     assert process.stdout.readline() == "0\n"
     process.stdout.close()
     assert (process.wait(timeout=120), process.stderr.read()) == (141, "")

@@ -21,9 +21,8 @@ def attend(q_THK, k_THK, v_THK, plan):
     return output.transpose(0, 1).contiguous(), None
 
 
-VARLEN = BACKENDS["torch_varlen"]._replace(
-    attend=attend, devices=(), capabilities={}, is_installed=lambda: True, is_automatic=False
-)
+CHANGES = dict(attend=attend, devices=(), capabilities={}, is_installed=lambda: True, is_automatic=False)
+VARLEN = BACKENDS["torch_varlen"]._replace(**CHANGES)
 
 
 class CUDAGraph:

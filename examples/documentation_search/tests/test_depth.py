@@ -21,9 +21,7 @@ def model_of(model_class):
 
 @pytest.mark.parametrize("model_class, output", [(NeoBERTModel, "last_hidden_state"), (NeoBERTForMaskedLM, "logits")])
 @pytest.mark.parametrize("num_hidden_layers", [5, 6, 8, 11])
-def test_a_deeper_model_computes_the_same_and_loads_from_its_folder(
-    ids, tmp_path, model_class, output, num_hidden_layers
-):
+def test_a_deeper_model_computes_the_same_also_from_its_folder(ids, tmp_path, model_class, output, num_hidden_layers):
     model = model_of(model_class)
     deeper = with_more_blocks(model, num_hidden_layers)
     deeper.save_pretrained(tmp_path)

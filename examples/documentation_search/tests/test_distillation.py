@@ -49,9 +49,7 @@ def targets(number):
     return F.normalize(torch.randn(number, 32, generator=torch.Generator().manual_seed(0)), dim=-1)
 
 
-def test_vectors_are_those_of_the_teacher_and_a_text_is_embedded_once_also_after_an_interruption(
-    teacher, tmp_path, monkeypatch
-):
+def test_vectors_are_those_of_the_teacher_and_made_once_also_after_an_interruption(teacher, tmp_path, monkeypatch):
     expected = teacher.encode(TEXTS, normalize_embeddings=True)
     monkeypatch.setattr(distillation, "TEXTS_AT_ONCE", 8)
     encode, embedded = SentenceTransformer.encode, []

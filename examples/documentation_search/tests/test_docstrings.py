@@ -70,13 +70,11 @@ def library():
 
 def test_a_package_is_read_under_the_names_that_its_public_modules_offer(shop):
     entries = {entry.name: entry for entry in read(("shop",))}
-    assert set(entries) == {
-        *("shop", "shop.own", "shop.offered", "shop.Base", "shop.Base.shared", "shop.Thing", "shop.Thing.make")
-    }
+    names = ("own", "offered", "Base", "Base.shared", "Thing", "Thing.make")
+    assert set(entries) == {"shop", *(f"shop.{name}" for name in names)}
     assert entries["shop.own"].signature == "(x: int, *, y=1, z=...)"
-    assert entries["shop.Thing.make"] == Entry(
-        "shop", "shop.Thing.make", "(cls)", "Make one of them.", "shop", "Thing.make"
-    )
+    made = Entry("shop", "shop.Thing.make", "(cls)", "Make one of them.", "shop", "Thing.make")
+    assert entries["shop.Thing.make"] == made
     assert "shop" not in sys.modules
 
 
@@ -97,9 +95,7 @@ def test_mentions_are_the_modules_whose_code_has_every_part_of_the_name(library)
     skipped = {"site-packages", "test", "tests", "idlelib", "lib2to3", "distutils", "encodings", "ensurepip"}
     files = [file for file in root.rglob("*.py") if not skipped & set(file.relative_to(root).parts)]
     sources = {file: file.read_text("utf-8", "replace") for file in files}
-    public = [
-        file for file in root.glob("*.py") if not file.name.startswith("_") and file.stem not in docstrings.LEFT_OUT
-    ]
+    public = [each for each in root.glob("[!_]*.py") if each.stem not in docstrings.LEFT_OUT]
     for name in ("os.remove", "shutil.rmtree", "collections.Counter", "warnings.warn", "time.sleep"):
         words = [re.compile(rf"\b{part}\b") for part in name.split(".")]
         with_words = sum(all(word.search(source) for word in words) for source in sources.values())

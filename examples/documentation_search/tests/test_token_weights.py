@@ -52,9 +52,7 @@ def test_an_embedding_is_the_weighted_mean_of_the_token_vectors(folder, token_we
 
 # bf16 rounds each activation by 2^-9
 @pytest.mark.parametrize("dtype, error", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-def test_a_saved_model_maps_the_weighted_mean_by_the_projection(
-    folder, token_weights, projection, expected, dtype, error, tmp_path
-):
+def test_a_saved_model_projects_the_weighted_mean(folder, token_weights, projection, expected, dtype, error, tmp_path):
     model = weighted_sentence_transformer(folder, token_weights, projection, dtype=dtype)
     model.save_pretrained(str(tmp_path))
     types = [module["type"] for module in json.loads((tmp_path / "modules.json").read_text())]

@@ -104,9 +104,7 @@ def test_the_recipe_is_that_of_the_model_in_the_package():
 
 def test_files_of_pairs_divide_the_share_of_pairs_by_a_power_of_their_size():
     stage = next(stage for stage in read_stages(RECIPE["stages"]) if isinstance(stage, Stage))
-    stage = Stage(
-        **asdict(stage) | dict(masked_share=0.3, pair_share=0.5, pair_files=["a", "b"], sampling_exponent=0.5)
-    )
+    stage = Stage(**asdict(stage) | dict(masked_share=0.3, pair_share=0.5, pair_files=[*"ab"], sampling_exponent=0.5))
     weights = stage.sampling_weights({"a": 400, "b": 100})
     expected = {"train_texts": 0.2, "train_documents": 0.3, "a": 0.5 * 20 / 30, "b": 0.5 * 10 / 30}
     assert weights == pytest.approx(expected)
@@ -209,9 +207,8 @@ def test_the_mini_model_embeds_and_fills_masks_and_its_card_has_the_measurements
     projection = load_file(tmp_path / "0_Dense/model.safetensors")["linear.weight"].numpy()
     np.testing.assert_allclose(model.encode("the fox"), projection @ mean, atol=2e-3 * np.abs(states).max())  # bf16
     assert len(pipeline("fill-mask", str(tmp_path))("the [MASK]")) == 5
-    config, saved, tokenizer = (
-        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("config", "tokenizer", "tokenizer_config")
-    )
+    names = ("config", "tokenizer", "tokenizer_config")
+    config, saved, tokenizer = (json.loads((tmp_path / f"{name}.json").read_text()) for name in names)
     assert config["dtype"] == "float32"
     shipped = Path(MINI_MODEL_PATH)  # of the same form
     assert {file.name for file in tmp_path.glob("*.py")} == {file.name for file in shipped.glob("*.py")}

@@ -34,9 +34,8 @@ from transformers import (
 
 from neobert_hf.data.lengths import longest_text
 
-SHAPE = dict(
-    vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, pad_token_id=0
-)
+SHAPE = dict(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+SHAPE["pad_token_id"] = 0
 OTHERS = {
     "bert": lambda: BertForMaskedLM(BertConfig(**SHAPE)),
     "roberta": lambda: RobertaForMaskedLM(RobertaConfig(**SHAPE, max_position_embeddings=70)),
@@ -213,9 +212,7 @@ def test_other_arguments_have_lines_of_their_own(command, tmp_path):
     assert len(list((tmp_path / "out").glob("texts-*.jsonl"))) == 4
 
 
-def test_a_tokenizer_without_a_mask_token_and_a_number_of_texts_below_one_are_refused(
-    command, tmp_path, tokenizer, capsys
-):
+def test_a_tokenizer_without_a_mask_token_and_less_than_one_text_are_refused(command, tmp_path, tokenizer, capsys):
     with pytest.raises(SystemExit, match="2"):
         run_main(evaluate_pseudo_perplexity, *command, "--num_texts", "0")
     assert "num_texts=0 leaves no text" in capsys.readouterr().err

@@ -18,12 +18,7 @@ from train_variant import VARIANTS
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from neobert_hf import (
-    NeoBERTConfig,
-    NeoBERTForMaskedLM,
-    NeoBERTModel,
-    inference_copy,
-)
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel, inference_copy
 
 SHAPE = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
 DOCUMENTS = [torch.tensor(ids) for ids in ([7, 9, 5, 31, 8, 8, 2], [3], [12, 30, 7, 7, 21])]

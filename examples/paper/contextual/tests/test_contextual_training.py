@@ -31,12 +31,7 @@ from contextual_embeddings import (
     load_context,
     save_context,
 )
-from contextual_training import (
-    ContextualArguments,
-    ContextualRankingLoss,
-    ContextualTrainingArguments,
-    open_pairs,
-)
+from contextual_training import ContextualArguments, ContextualRankingLoss, ContextualTrainingArguments, open_pairs
 from datasets import Dataset, DatasetDict
 from launch import on_two_processes
 from safetensors.numpy import save_file
@@ -338,14 +333,10 @@ def command(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_training_lowers_the_loss_and_the_second_stage_of_the_recipe_starts_from_the_first(
-    command, tmp_path, monkeypatch
-):
-    batches = []
-    forward = ContextualRankingLoss.forward
-    monkeypatch.setattr(
-        ContextualRankingLoss, "forward", lambda *args: batches.append(args[2].tolist()) or forward(*args)
-    )
+def test_training_lowers_the_loss_and_the_second_stage_starts_from_the_first(command, tmp_path, monkeypatch):
+    batches, forward = [], ContextualRankingLoss.forward
+    watched = lambda *args: batches.append(args[2].tolist()) or forward(*args)  # noqa: E731
+    monkeypatch.setattr(ContextualRankingLoss, "forward", watched)
     printed = run_main(train_contextual, *command(tmp_path / "first", max_steps=24, save_steps=24))
     losses = list(losses_of(tmp_path / "first").values())
     assert np.mean(losses[-8:]) < np.mean(losses[:8])
@@ -407,10 +398,7 @@ def test_the_stages_of_the_paper_are_read_by_source(monkeypatch):
         for name, (q, d) in parts.items()
     }
     supervised = DatasetDict({"nq": Dataset.from_dict({"query": ["a"], "pos": [["b", "c"]], "neg": [["d"]]})})
-    hub = {
-        "nomic-ai/nomic-embed-unsupervised-data": DatasetDict(unsupervised),
-        "cfli/bge-full-data": supervised,
-    }
+    hub = {"nomic-ai/nomic-embed-unsupervised-data": DatasetDict(unsupervised), "cfli/bge-full-data": supervised}
     monkeypatch.setattr(contextual_training, "load_dataset", hub.__getitem__)
     sets = open_pairs(ContextualArguments("model", stage="unsupervised"), 1)
     assert {name: rows.to_dict() for name, rows in sets.items()} == {
