@@ -24,19 +24,9 @@ FORKS.set_forkserver_preload(["neobert_hf.pretraining.training"])
 
 def options_of(corpus, folder, **changes):
     """Values of both dataclasses of arguments by name; None leaves a value out."""
-    options = dict(
-        train_files=[corpus / "train.jsonl"],
-        validation_files=[corpus / "held_out.jsonl"],
-        tokenizer_name=corpus / "tokenizer",
-        documents_dir=corpus / "documents",
-        output_dir=folder,
-        config_overrides=SMALL,
-        tokens_per_step=256,
-        save_steps=4,
-        num_processes=1,
-        **SIZES,
-        **QUIET,
-    )
+    options = dict(train_files=[corpus / "train.jsonl"], validation_files=[corpus / "held_out.jsonl"])
+    options |= dict(tokenizer_name=corpus / "tokenizer", documents_dir=corpus / "documents", output_dir=folder)
+    options |= dict(config_overrides=SMALL, tokens_per_step=256, save_steps=4, num_processes=1, **SIZES, **QUIET)
     return {name: value for name, value in {**options, **changes}.items() if value is not None}
 
 

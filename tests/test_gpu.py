@@ -31,17 +31,8 @@ pytestmark = [
 ]
 
 FLOAT32, HALF = (torch.float32,), (torch.float16, torch.bfloat16)
-BACKENDS = {
-    "auto": FLOAT32 + HALF,
-    "eager": FLOAT32 + HALF,
-    "sdpa": FLOAT32 + HALF,
-    "flex_attention": FLOAT32 + HALF,
-    "xformers": FLOAT32 + HALF,
-    "torch_varlen": HALF,
-    "flash_attention_2": HALF,
-    "flash_attention_3": HALF,
-    "flash_attention_4": HALF,
-}
+BACKENDS = dict.fromkeys(("auto", "eager", "sdpa", "flex_attention", "xformers"), FLOAT32 + HALF)
+BACKENDS |= dict.fromkeys(("torch_varlen", "flash_attention_2", "flash_attention_3", "flash_attention_4"), HALF)
 CASES = [(backend, dtype) for backend, dtypes in BACKENDS.items() for dtype in dtypes]
 
 
@@ -260,20 +251,10 @@ def test_a_training_on_the_gpu_follows_that_of_the_cpu(tokenizer, tmp_path):
         args = PretrainingArguments(**options, use_cpu=use_cpu)
         set_seed(0)
         config = NeoBERTConfig(**{**CONFIG, "vocab_size": len(tokenizer), "sparse_prediction": True})
-        rows = packed_rows(
-            documents,
-            max_tokens=args.row_tokens,
-            max_length=args.max_length,
-            num_rows=args.max_steps * args.rows_per_step,
-        )
-        trainer = PretrainingTrainer(
-            NeoBERTForMaskedLM(config),
-            args,
-            recipe=args.to_recipe(),
-            train_dataset=rows,
-            data_collator=PackedMLMCollator(tokenizer),
-            processing_class=tokenizer,
-        )
+        rows = packed_rows(documents, args.row_tokens, args.max_length, args.max_steps * args.rows_per_step)
+        options = dict(recipe=args.to_recipe(), train_dataset=rows, processing_class=tokenizer)
+        collator = PackedMLMCollator(tokenizer)
+        trainer = PretrainingTrainer(NeoBERTForMaskedLM(config), args, **options, data_collator=collator)
         trainer.train()
         curves.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
     assert len(curves[0]) == 10 and curves[0][-1] < curves[0][0]

@@ -17,21 +17,8 @@ from conftest import contents
 
 from neobert_hf.runs import last_complete_checkpoint
 
-NUM_KILLS = {
-    "pretraining": 30,
-    "pretraining, phase 2": 15,
-    "pretraining from a stream": 15,
-    "contrastive training": 20,
-    "tokenizing": 30,
-    "the build for the Hub": 10,
-}
-NUM_WRITES = {
-    "pretraining": 30,
-    "pretraining from a stream": 10,
-    "contrastive training": 20,
-    "tokenizing": 25,
-    "the build for the Hub": 15,
-}
+NUM_KILLS = dict(zip(COMMANDS, (30, 15, 15, 20, 30, 10)))
+NUM_WRITES = dict(zip(COMMANDS, (30, 0, 10, 20, 25, 15)))
 
 
 def kill(delay: float) -> Callable[[str], None]:

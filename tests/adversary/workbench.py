@@ -28,6 +28,7 @@ from neobert_cli import commands as neobert_cli
 from neobert_hf.data.wordpiece import train_wordpiece
 
 SHAPE = "hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=48"
+QUIET = dict(report_to="none", use_cpu=True, disable_tqdm=True, logging_steps=1)
 WORDS = SENTENCE.split()
 CORPUS_TEXTS, PAIRS = 300, 120
 # The runs to interrupt and the method of the workbench that makes the command; the first four are trainings, which resume.
@@ -93,26 +94,12 @@ class Workbench:
 
     def pretrain(self, output_dir: Path, **changes) -> Callable[[], None]:
         """examples/pretrain_mlm.py: 12 steps, a checkpoint every four steps."""
-        options = dict(
-            train_files=self.folder / "train.jsonl",
-            validation_files=self.folder / "held_out.jsonl",
-            tokenizer_name=self.folder / "tokenizer",
-            documents_dir=self.folder / "documents",
-            output_dir=output_dir,
-            config_overrides=SHAPE,
-            max_steps=12,
-            warmup_steps=2,
-            learning_rate=3e-3,
-            max_length=32,
-            row_tokens=64,
-            tokens_per_step=128,
-            logging_steps=1,
-            save_steps=4,
-            report_to="none",
-            use_cpu=True,
-            num_processes=1,
-            disable_tqdm=True,
-        )
+        files = {"train_files": "train.jsonl", "validation_files": "held_out.jsonl"}
+        files |= {"tokenizer_name": "tokenizer", "documents_dir": "documents"}
+        options = {name: self.folder / file for name, file in files.items()} | QUIET
+        options |= dict(output_dir=output_dir, config_overrides=SHAPE, num_processes=1)
+        options |= dict(max_steps=12, warmup_steps=2, learning_rate=3e-3, save_steps=4)
+        options |= dict(max_length=32, row_tokens=64, tokens_per_step=128)
         return script(pretrain_mlm.__file__, options | changes)
 
     def second_phase(self, output_dir: Path, **changes) -> Callable[[], None]:
@@ -126,32 +113,15 @@ class Workbench:
 
     def contrastive(self, output_dir: Path, **changes) -> Callable[[], None]:
         """examples/train_contrastive.py: 8 steps, a checkpoint every three steps."""
-        options = dict(
-            model_name_or_path=self.folder / "model",
-            train_files=self.folder / "pairs.jsonl",
-            output_dir=output_dir,
-            max_steps=8,
-            warmup_steps=2,
-            per_device_train_batch_size=8,
-            max_seq_length=32,
-            learning_rate=1e-3,
-            logging_steps=1,
-            save_steps=3,
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-        )
+        files = dict(model_name_or_path=self.folder / "model", train_files=self.folder / "pairs.jsonl")
+        options = QUIET | files | dict(output_dir=output_dir, max_steps=8, warmup_steps=2, save_steps=3)
+        options |= dict(per_device_train_batch_size=8, max_seq_length=32, learning_rate=1e-3)
         return script(train_contrastive.__file__, options | changes)
 
     def tokenize(self, output_dir: Path, **changes) -> Callable[[], None]:
         """`neobert tokenize`: ten tasks by two processes."""
-        options = dict(
-            output_dir=output_dir,
-            tokenizer_name=self.folder / "tokenizer",
-            files=self.folder / "train.jsonl",
-            tasks=10,
-            workers=2,
-        )
+        options = dict(tokenizer_name=self.folder / "tokenizer", files=self.folder / "train.jsonl")
+        options |= dict(output_dir=output_dir, tasks=10, workers=2)
         return partial(_call_cli, ["tokenize", *flags(options | changes)])
 
     def hub(self, out: Path, **changes) -> Callable[[], None]:

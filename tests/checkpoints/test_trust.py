@@ -148,7 +148,9 @@ def unigram(special):
 
 
 @pytest.mark.compat
-@pytest.mark.parametrize("special", [["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]])
+@pytest.mark.parametrize(
+    "special", [["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]]
+)
 @pytest.mark.parametrize("make", [cased, byte_level, unigram])
 @pytest.mark.parametrize("settings", [None, {}, {"model_max_length": 5}])
 def test_a_tokenizer_without_a_class_is_that_of_its_file(make, special, settings, tiny_config, tmp_path):

@@ -74,17 +74,9 @@ def any_tokenizer(request):
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=6)
 
 
+ODD = "don't", "IntervalArray", "漢字かな交じり文", "e\u0301u\u0308", "\U0001f600\u200d\U0001f525"
 words = st.one_of(
-    st.sampled_from(
-        [
-            *SENTENCE.split(),
-            "don't",
-            "IntervalArray",
-            "漢字かな交じり文",
-            "e\u0301u\u0308",
-            "\U0001f600\u200d\U0001f525",
-        ]
-    ),
+    st.sampled_from([*SENTENCE.split(), *ODD]),
     st.integers(20, 400).map(lambda number: "word" * number),  # WordPiece makes one [UNK] of it
     st.text(st.sampled_from("a=-#.!\u0301\u00a0\x1c\x85\u2003\u3000漢é[SEP]\U0001f469"), max_size=9),
 )

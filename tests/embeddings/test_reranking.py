@@ -72,17 +72,6 @@ def test_the_metrics_are_those_of_the_ranking_of_the_candidates(folder):
         assert found[f"set_{name}"] == pytest.approx(np.mean(values), abs=1e-9), name
 
 
-def test_a_pair_is_truncated_on_its_longer_side_and_padding_changes_no_score(folder):
-    reranker = open_reranker(folder, max_seq_length=16)
-    pairs = [("the fox", "red " * 40), ("the dog " * 20, "warm"), ("a", "old")]
-    inputs = reranker.preprocess(pairs)
-    assert inputs["input_ids"].shape == (3, 16)
-    tokens = [reranker.tokenizer.convert_ids_to_tokens(row) for row in inputs["input_ids"]]
-    assert tokens[0][1:3] == ["the", "fox"] and tokens[1][-2] == "warm"
-    alone = [reranker.predict([pair])[0] for pair in pairs]
-    np.testing.assert_allclose(reranker.predict(pairs), alone, atol=2e-6)
-
-
 @pytest.mark.slow
 def test_all_modules_of_a_reranker_are_trained_and_saved_and_a_run_resumes(folder, tmp_path):
     reranker_of_modules(folder).save_pretrained(str(tmp_path / "start"))

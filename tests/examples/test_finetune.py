@@ -16,10 +16,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.trainers import BpeTrainer
 from transformers import (
-    AutoModelForTokenClassification,
-    PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForMaskedLM,
     Trainer,
@@ -28,7 +25,6 @@ from transformers import (
 )
 
 from neobert_hf import NeoBERTConfig, NeoBERTForSequenceClassification
-from neobert_hf.finetuning import Tagger
 from neobert_hf.runs import FineTuningArguments
 
 WORDS = SENTENCE.split()
@@ -53,7 +49,8 @@ def test_a_length_above_the_positions_of_the_model_is_refused(bert, tmp_path, ex
     run_main(example, *arguments, "--max_seq_length", "64")
 
 
-@pytest.mark.parametrize("num_texts", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_texts", [1, 2])
 @pytest.mark.compat
 def test_the_classifier_learns_which_word_is_there(model_folder, tmp_path, num_texts):
     """The label of a text is whether it holds `red` or `old`; a pair holds the word in its second text."""
@@ -77,28 +74,6 @@ def test_the_classifier_learns_which_word_is_there(model_folder, tmp_path, num_t
     assert [label["label"] for label in found] == ["Rouge", "Vieux"]
 
 
-@pytest.mark.slow
-@pytest.mark.compat
-def test_the_tagger_learns_tags_and_every_strategy_returns_whole_words(model_folder, tokenizer, tmp_path):
-    """Animals are tagged; `foxdog` consists of two tokens and has one tag."""
-    rng = random.Random(0)
-    tag = {"fox": "B-ANIMAL", "dog": "B-ANIMAL", "foxdog": "B-ANIMAL"}
-    vocabulary = [*WORDS[:9], "foxdog"]
-    assert len(tokenizer.tokenize("foxdog")) > 1
-    with (tmp_path / "train.jsonl").open("w") as stream:
-        for _ in range(200):
-            words = rng.choices(vocabulary, k=5)
-            stream.write(json.dumps({"words": words, "tags": [tag.get(word, "O") for word in words]}) + "\n")
-    out = tmp_path / "out"
-    run_main(finetune_tagger, *command(model_folder, tmp_path / "train.jsonl", out))
-    assert json.loads((out / "eval_results.json").read_text())["eval_f1"] == 1.0
-    names = set(AutoModelForTokenClassification.from_pretrained(out).config.id2label.values())
-    assert names == {"O", "B-ANIMAL", "I-ANIMAL"}
-    for strategy in ("simple", "first", "average", "max"):
-        tagged = pipeline("token-classification", str(out), aggregation_strategy=strategy)("the foxdog quick fox")
-        assert [(group["word"], group["entity_group"]) for group in tagged] == [("foxdog", "ANIMAL"), ("fox", "ANIMAL")]
-
-
 def test_a_model_with_other_labels_is_a_start(model_folder, tmp_path):
     """Three scores become two classes: the classifier is new, and the loss is that of classes."""
     config = NeoBERTConfig.from_pretrained(model_folder, num_labels=3, problem_type="regression")
@@ -109,20 +84,6 @@ def test_a_model_with_other_labels_is_a_start(model_folder, tmp_path):
     run_main(finetune_classifier, *command(other, tmp_path / "train.csv", out, "--max_steps", "2"))
     saved = NeoBERTConfig.from_pretrained(out)
     assert saved.num_labels == 2 and saved.problem_type == "single_label_classification"
-
-
-def test_byte_level_words_begin_with_a_space_as_in_a_text(tmp_path):
-    """A byte-level tokenizer has a token for " fox" and another for "fox"; a text has the first."""
-    tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    tokenizer.train_from_iterator(["the fox the dog"] * 9, BpeTrainer(initial_alphabet=ByteLevel.alphabet()))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="!").save_pretrained(tmp_path / "model")
-    config = RobertaConfig(**SHAPE, vocab_size=tokenizer.get_vocab_size(), pad_token_id=0, max_position_embeddings=514)
-    RobertaForMaskedLM(config).save_pretrained(tmp_path / "model")
-    tagger = Tagger(tmp_path / "model")
-    tagger._start()
-    tagger._names = ["O", "ANIMAL"]
-    assert tagger._rows([["the", "fox"]])["input_ids"][0] == tokenizer.encode("the fox").ids
 
 
 def test_a_run_resumes_from_its_newest_complete_checkpoint_with_the_same_rows_and_classes_only(start, tmp_path):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import neobert_hf
 from neobert_cli import commands as neobert_cli
-from neobert_hf.checkpoints import SavedModel, convert, eurobert
+from neobert_hf.checkpoints import SavedModel, eurobert
 from neobert_hf.checkpoints.embedding_models import open_embedding_model
 from neobert_hf.checkpoints.eurobert import as_eurobert, write_card_of_twin
 from neobert_hf.export import export_model, exporting
@@ -155,12 +155,6 @@ def test_a_vocabulary_padded_by_hand_stays_padded(tokenizer, tmp_path):
 
 def config_with(**values):
     return lambda folder: change_config(folder, **values)
-
-
-def test_a_eurobert_is_not_converted(published, tmp_path):
-    export_model(published, tmp_path / "twin", to="eurobert")
-    with pytest.raises(ValueError, match="eurobert"):
-        convert(tmp_path / "twin", tmp_path / "back")
 
 
 def another(name, **config):

@@ -102,14 +102,8 @@ def test_the_message_for_a_faulty_row_names_its_line_and_the_fault(tmp_path, cha
 
 def test_a_test_question_keeps_its_place_without_a_context_or_with_wrong_answers(tmp_path):
     wrong = {"answers": {"text": ["Elbe"], "answer_start": [11]}}
-    rows = [
-        FLAT[0],
-        FLAT[1] | {"context": " "},
-        FLAT[2] | wrong,
-        {"question": "Wer?"},
-        FLAT[2],
-        FLAT[1] | {"answers": None},
-    ]
+    rows = [FLAT[0], FLAT[1] | {"context": " "}, FLAT[2] | wrong, {"question": "Wer?"}]
+    rows += [FLAT[2], FLAT[1] | {"answers": None}]
     (tmp_path / "test.jsonl").write_text(lines(rows))
     found = read_questions(LabelledDataArguments(test_file=str(tmp_path / "test.jsonl")), seed=0)
     assert [row["question"] for row in found.test_rows] == [row["question"] for row in rows]

@@ -304,14 +304,6 @@ def test_states_that_were_not_requested_are_freed(model, batch):
     assert max(alive) <= 2
 
 
-def test_return_dict_false_gives_tuples(model, batch):
-    loss, logits = model(**batch["padded"], return_dict=False)
-    wanted = model(**batch["padded"])
-    assert torch.equal(loss, wanted.loss) and torch.equal(logits, wanted.logits)
-    model.config.return_dict = False
-    assert isinstance(model(**batch["padded"]), tuple)
-
-
 @pytest.mark.parametrize("model_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", [5, 70])  # short and long sequences have other kernels
 def test_float64_embeddings_may_feed_a_model_of_another_dtype(model, model_dtype, length):
@@ -472,16 +464,6 @@ def test_data_parallel_replicas_give_the_output_of_the_model(model_class, tiny_c
     for name, value in model(**rows).items():
         if name != "loss":
             torch.testing.assert_close(gathered[name], value, **FLOAT32)
-
-
-def test_resizing_the_vocabulary_keeps_the_logits_and_resizes_the_decoder(model):
-    ids = torch.tensor([[5, 6, 7]])
-    before = model(ids).logits
-    model.resize_token_embeddings(VOCAB + 10, mean_resizing=False)
-    after = model(ids).logits
-    assert model.config.vocab_size == VOCAB + 10 == model.decoder.bias.shape[0]
-    torch.testing.assert_close(after[..., :VOCAB], before, **FLOAT32)
-    assert model(torch.tensor([[VOCAB + 9]])).logits.shape == (1, 1, VOCAB + 10)
 
 
 def test_initialisation_follows_the_paper(tiny_config):

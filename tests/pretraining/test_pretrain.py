@@ -21,14 +21,9 @@ from neobert_hf.files.json_files import read_json_object
 from neobert_hf.files.output import write_json
 from neobert_hf.pretraining import run_rows
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
-from neobert_hf.pretraining.summary import plot_curves
 from neobert_hf.pretraining.training import check_start
 
 REPEAT = ("--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "1")  # which change no weights
-
-
-def slow(values):
-    return pytest.param(values, marks=pytest.mark.slow)
 
 
 def arguments(folder, **changes):
@@ -63,16 +58,8 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     "changes",
     [
         {"seed": 7, "mask_rate": [0.4, 0.1], "mask_rate_shares": [0.3, 0.7], "optimizer": "muon", "schedule": "wsd"},
-        slow(
-            {
-                "streaming": True,
-                "text_column": "body",
-                "bf16": True,
-                "random_replace_prob": 0.1,
-                "mask_replace_prob": 0.8,
-            }
-        ),
-        slow(dict(validation_files=None, num_held_out=20, long_documents="chunk", max_length=16, optim="sgd")),
+        dict(streaming=True, text_column="body", bf16=True, random_replace_prob=0.1, mask_replace_prob=0.8),
+        dict(validation_files=None, num_held_out=20, long_documents="chunk", max_length=16, optim="sgd"),
     ],
 )
 def test_the_recorded_recipe_alone_repeats_ten_steps_bit_for_bit(corpus, tmp_path, changes):
@@ -92,12 +79,6 @@ def test_the_recorded_recipe_alone_repeats_ten_steps_bit_for_bit(corpus, tmp_pat
     assert losses_of(first) == losses_of(again) and len(losses_of(again)) == 10
     assert (first / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
     assert (first / "recipe.yaml").read_bytes() == (again / "recipe.yaml").read_bytes()
-
-
-def test_the_curves_of_a_log_are_drawn(tmp_path):
-    log = [{"step": step, "loss": 1 / step, "masked_accuracy": 0.1, "num_tokens": 100 * step} for step in (1, 2, 3)]
-    plot_curves([*log, {"step": 3, "eval_loss": 0.5}], tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow

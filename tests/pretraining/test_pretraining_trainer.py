@@ -43,15 +43,11 @@ def trainer_of(tmp_path, tokenizer, documents, tiny_config):
         tiny_config.sparse_prediction = True
         num_rows = args.max_steps * args.rows_per_step
         masking = dict(mlm_probability=recipe.mask_rate[0], batch_format=recipe.batch_format)
-        return PretrainingTrainer(
-            model(recipe) if model else NeoBERTForMaskedLM(tiny_config),
-            args,
-            recipe=recipe,
-            train_dataset=packed_rows(documents, **sizes, num_rows=num_rows),
-            eval_dataset=packed_rows(documents[:40], **sizes, seed=9),
-            data_collator=PackedMLMCollator(tokenizer, **masking),
-            processing_class=tokenizer,
-        )
+        data = {"train_dataset": packed_rows(documents, **sizes, num_rows=num_rows), "processing_class": tokenizer}
+        data |= {"eval_dataset": packed_rows(documents[:40], **sizes, seed=9)}
+        data |= {"data_collator": PackedMLMCollator(tokenizer, **masking)}
+        made = model(recipe) if model else NeoBERTForMaskedLM(tiny_config)
+        return PretrainingTrainer(made, args, recipe=recipe, **data)
 
     return make
 

@@ -14,19 +14,10 @@ from neobert_hf.pretraining.trainer import predicted_tokens
 
 
 def arguments(folder, **changes):
-    defaults = dict(
-        output_dir=str(folder),
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        learning_rate=0.05,
-        lr_scheduler_type="constant",
-        optim="sgd",  # a step is the gradient times a constant
-        max_grad_norm=1e9,
-        logging_steps=1,
-        max_steps=1,
-    )
+    """A step is the gradient times a constant."""
+    defaults = dict(output_dir=str(folder), use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True)
+    defaults |= dict(learning_rate=0.05, lr_scheduler_type="constant", optim="sgd", max_grad_norm=1e9)
+    defaults |= dict(logging_steps=1, max_steps=1)
     return TrainingArguments(**{**defaults, **changes})
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import TrainingArguments
 
 from neobert_hf.files import run_command
-from neobert_hf.runs import CommandParser, run_script
+from neobert_hf.runs import CommandParser
 
 
 class Color(Enum):
@@ -105,17 +105,6 @@ def test_help_names_types_and_defaults_and_only_help_all_the_arguments_of_the_li
     (field_of_library,) = (item for item in fields(TrainingArguments) if item.name == "learning_rate")
     help_text = " ".join(field_of_library.metadata["help"].split())
     assert f"--learning_rate FLOAT {help_text}"[:60] in out  # our field without a help text takes the library's
-
-
-def test_a_script_gets_the_dataclasses_that_annotate_its_function(monkeypatch):
-    found = []
-
-    def work(arguments: Arguments, training: Training):
-        found.extend([arguments.count, training.output_dir])
-
-    monkeypatch.setattr(sys, "argv", ["tool", "--count", "3", "--output_dir", "there", "--use_cpu"])
-    run_script(work, "A tool.")
-    assert found == [3, "there"]
 
 
 def fail(error):
