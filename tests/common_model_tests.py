@@ -77,14 +77,11 @@ for task, model_class in {
 
 
 class Tester:
-    """A small model and a batch for it, under the names that the mixin uses."""
-
     batch_size, seq_length, num_choices = 3, 7, 4
     vocab_size, hidden_size, num_hidden_layers, num_attention_heads = 99, 32, 2, 4
     is_training = True
 
     def get_config(self):
-        """The config of the small model."""
         return neobert_hf.NeoBERTConfig(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
@@ -95,7 +92,6 @@ class Tester:
         )
 
     def prepare_config_and_inputs_for_common(self):
-        """The config, and a batch with padding at random places."""
         shape = (self.batch_size, self.seq_length)
         inputs = {
             "input_ids": common.ids_tensor(shape, self.vocab_size),
@@ -111,7 +107,6 @@ class CommonModelTest(common.ModelTesterMixin, unittest.TestCase):
     test_can_init_all_missing_weights_before_2023 = True
 
     def setUp(self):
-        """Make the tester, and skip tests that do not apply."""
         self.model_tester = Tester()
         if reason := SKIPPED.get(self._testMethodName):
             self.skipTest(reason)

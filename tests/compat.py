@@ -37,7 +37,6 @@ print(json.dumps({{"Python": platform.python_version(), **{{name: found.get(name
 
 
 def environment(version: str, torch: str | None = None) -> Path:
-    """Create the virtual environment if it does not exist, and return its Python."""
     if torch is None and find_spec("transformers") and version == importlib.metadata.version("transformers"):
         return Path(sys.executable)
     folder = ROOT / ".venv-compat" / (f"{version}-torch-{torch}" if torch else version)
@@ -67,7 +66,6 @@ def environment(version: str, torch: str | None = None) -> Path:
 
 
 def install(python: Path, *arguments: str | Path) -> None:
-    """Install with pip."""
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
     subprocess.run([*pip, *arguments], check=True)
 

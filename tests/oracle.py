@@ -92,7 +92,6 @@ class Oracle:
         return self.linear(pooled, "classifier") + self.weights["classifier.bias"]
 
     def mlm_loss(self, documents, labels):
-        """Mean cross-entropy over the labels that are not -100, of all documents together."""
         losses = []
         for ids, targets in zip(documents, labels):
             logits = self.mlm_logits(self.encode(ids)[2])

@@ -46,7 +46,6 @@ def _plain(value):
 
 
 def command(corpus, folder, **changes):
-    """The same run as arguments of examples/pretrain_mlm.py."""
     values = options_of(corpus, folder, **changes).items()
     return [str(part) for name, value in values for part in (f"--{name}", *(value if type(value) is list else [value]))]
 
@@ -69,7 +68,6 @@ def _call_main(name, file, arguments, errors):
 
 
 def wait_for_steps(process, folder, num_steps):
-    """Wait until a run has logged some steps, or has ended."""
     deadline, metrics = time.monotonic() + 120, Path(folder, "metrics.jsonl")
     while time.monotonic() < deadline and process.is_alive():
         if metrics.exists() and len(metrics.read_text().splitlines()) >= num_steps:
@@ -78,10 +76,8 @@ def wait_for_steps(process, folder, num_steps):
 
 
 def entries_of(folder):
-    """The log entries of a run."""
     return list(map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines()))
 
 
 def losses_of(folder):
-    """The loss of each step of a run."""
     return {entry["step"]: entry["loss"] for entry in entries_of(folder) if "loss" in entry}

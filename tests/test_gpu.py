@@ -49,7 +49,6 @@ def versions():
 
 @pytest.fixture(scope="module")
 def report():
-    """Collect the errors and write them at the end."""
     rows = []
     yield rows
     content = {"device": torch.cuda.get_device_name(), "versions": versions(), "errors": rows}

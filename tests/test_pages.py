@@ -87,7 +87,6 @@ def test_the_blocks_of_a_first_page_run_in_an_empty_folder_with_the_wheel(page, 
 
 
 def shell_blocks(page):
-    """The bash blocks of a page without their here-documents."""
     for block in re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
         yield re.sub(r"<<'(\w+)'\n.*?^\1$", "", block, flags=re.DOTALL | re.MULTILINE)
 

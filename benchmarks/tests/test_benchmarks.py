@@ -159,7 +159,6 @@ def test_a_runtime_that_is_not_installed_is_named_before_a_file_is_written(tmp_p
 
 @pytest.fixture
 def peer_arguments(corpus, tmp_path):
-    """Arguments of a miniature of pretraining_peers.py."""
     sizes = dict(tokens_per_step=64, max_length=32, num_documents=200, num_held_out=20)
     return SimpleNamespace(corpus=str(corpus), folder=str(tmp_path / "runs"), **sizes)
 

@@ -81,8 +81,6 @@ def fails(*args, **kwargs):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Sets what torch says of a GPU."""
-
     def describe(name, capability, gib):
         properties = type("Properties", (), {"total_memory": gib * 2**30})
         answers = dict(is_available=True, get_device_name=name, get_device_capability=capability)

@@ -23,7 +23,6 @@ class LocalHub(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def put(self, repo_id, files, reference="main"):
-        """Make `reference` the commit with these files."""
         commit = hashlib.sha1(repr((repo_id, sorted(files.items()))).encode()).hexdigest()
         self.references.setdefault(repo_id, {}).update({reference: (commit, files), commit: (commit, files)})
         return commit
@@ -32,7 +31,6 @@ class LocalHub(ThreadingHTTPServer):
         return self.references[repo_id][reference][1]
 
     def sent(self, word):
-        """Bodies of the requests whose path contains `word`."""
         return [body for method, path, body in self.requests if word in path and method == "POST"]
 
     def handle_error(self, request, client_address):

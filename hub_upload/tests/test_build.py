@@ -148,8 +148,6 @@ def adapter(saved):
 
 
 def module(**values):
-    """A folder of sentence-transformers whose second module is changed."""
-
     def change(saved):
         sentence_transformer(str(saved)).save_pretrained(str(saved))
         modules = json.loads((saved / "modules.json").read_text())
@@ -164,8 +162,6 @@ def config(**values):
 
 
 def embedder(name, text):
-    """A folder of sentence-transformers with a file that is changed."""
-
     def change(saved):
         module()(saved)
         (saved / name).write_text(text)

@@ -98,7 +98,6 @@ def clean_run(*arguments):
 
 
 def commit_of(hub):
-    """Description and operations of the commit that was sent."""
     header, *lines = (json.loads(line) for line in hub.sent("/commit/")[0].splitlines())
     return header["value"], {line["value"]["path"] for line in lines}
 

@@ -15,7 +15,6 @@ from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, sen
 
 @pytest.fixture(scope="module")
 def saved(checkpoint, classifier_checkpoint, tokenizer, tmp_path_factory):
-    """A folder with a masked language model and one with a classifier, as this library saves them."""
     place = tmp_path_factory.mktemp("saved")
     NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(place / "masked_lm")
     NeoBERTForSequenceClassification.from_pretrained(classifier_checkpoint).save_pretrained(place / "classifier")

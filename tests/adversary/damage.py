@@ -93,7 +93,6 @@ def damage(rng: random.Random, folder: Path, files: list[Path]) -> str:
 
 
 def case(_, name: str, rng: random.Random, folder: Path, shared: dict) -> str:
-    """Damage a file, then run the command that reads it."""
     bench = shared["bench"]
     copy = folder / "copy"
     shutil.copytree(shared["templates"][name], copy)
@@ -129,8 +128,6 @@ def _use(name: str, bench: Workbench, copy: Path, shared: dict) -> str:
 
 
 def _load(folder: Path) -> Callable[[], None]:
-    """Print the summed logits of the model of a folder."""
-
     def run():
         model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
         with torch.no_grad():

@@ -36,7 +36,6 @@ def kill(delay: float) -> Callable[[str], None]:
 
 
 def run_out_of_space(file: str) -> None:
-    """Raise the error of a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
 
 
@@ -83,7 +82,6 @@ def finish(bench: Workbench, name: str, folder: Path, reference: Reference, **op
 
 
 def check_result(name: str, folder: Path, reference: Reference) -> None:
-    """Check that the result equals the uninterrupted run bitwise."""
     if name == "tokenizing":
         found, expected = (
             {file: content for file, content in contents(each).items() if re.match(r"ids/.*\.ds|manifest.json$", file)}
@@ -112,7 +110,6 @@ def draw_moment(rng: random.Random, reference: Reference) -> tuple[int, float]:
 
 
 def kill_case(_, name: str, rng: random.Random, folder: Path, bench: Workbench) -> str:
-    """Kill the command, check the files that remain, run the command again."""
     reference = bench.references[name]
     out = folder / "out"
     options = {"documents_dir": None} if "pretraining" in name and rng.random() < 0.3 else {}  # tokenizing first
@@ -141,7 +138,6 @@ def _killed(bench, name, out, rng, reference, options):
 
 
 def write_case(_, name: str, rng: random.Random, folder: Path, bench: Workbench) -> str:
-    """Let a write fail, check the files that remain, run the command again."""
     reference = bench.references[name]
     out = folder / "out"
     if rng.random() < 0.5:

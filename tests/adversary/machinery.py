@@ -49,8 +49,6 @@ class Family:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a case."""
-
     family: str
     number: int
     kind: str
@@ -69,7 +67,6 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """The last line of standard error."""
         return (self.errors.strip().splitlines() or [""])[-1]
 
 
@@ -226,7 +223,6 @@ def explained(outcome: Outcome, *names: str) -> str:
 
 
 def draw(seed: str, family: str, number: int) -> random.Random:
-    """The random number generator of a case."""
     return random.Random(f"{seed} {family} {number}")
 
 

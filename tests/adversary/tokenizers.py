@@ -68,7 +68,6 @@ def ids_of(folder: Path, texts: list[str]) -> list[list[int]]:
 
 
 def write(file: Path, settings: dict) -> None:
-    """Change settings of a JSON file; None removes one."""
     content = (json.loads(file.read_text()) if file.exists() else {}) | settings
     file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
@@ -85,7 +84,6 @@ def wordpiece(special: list[str], texts: list[str], normalizer, pre_tokenizer) -
 
 
 def cased(rng: random.Random, special: list[str], texts: list[str]) -> Tokenizer:
-    """A cased WordPiece."""
     normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=rng.choice((None, False, True)))
     return wordpiece(special, texts, normalizer, pre_tokenizers.BertPreTokenizer())
 
@@ -96,7 +94,6 @@ def uncased(rng: random.Random, special: list[str], texts: list[str]) -> Tokeniz
 
 
 def byte_level(rng: random.Random, special: list[str], texts: list[str]) -> Tokenizer:
-    """A BPE of bytes."""
     own = Tokenizer(models.BPE(unk_token=special[1]))
     own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=rng.random() < 0.5)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -114,7 +111,6 @@ def unigram(rng: random.Random, special: list[str], texts: list[str]) -> Tokeniz
 
 
 def own_normalizer(rng: random.Random, special: list[str], texts: list[str]) -> Tokenizer:
-    """A WordPiece whose normalizer and pre-tokenizer are not BERT's."""
     splits = normalizers.Replace(Regex("(?<=[a-z])(?=[A-Z])"), " "), normalizers.Replace("3", "three")
     normalizer = normalizers.Sequence([*splits, normalizers.NFD(), normalizers.Lowercase()])
     splitter = rng.choice((pre_tokenizers.WhitespaceSplit(), pre_tokenizers.BertPreTokenizer()))

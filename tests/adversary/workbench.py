@@ -84,7 +84,6 @@ class Workbench:
         return " ".join(WORDS[(start + i * rng.choice((1, 1, 1, 2))) % len(WORDS)] for i in range(length))
 
     def finish(self, command: Callable[[], None], name: str) -> Outcome:
-        """Run a command that must end with status 0."""
         outcome = fork_case(command, self.folder / f"log-{name}")
         if outcome.status != 0:
             raise Failed(f"bug: {name} ended with status {outcome.status}: {outcome.errors[-2000:]}")
@@ -119,18 +118,15 @@ class Workbench:
         return script(train_contrastive.__file__, options | changes)
 
     def tokenize(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """`neobert tokenize`: ten tasks by two processes."""
         options = dict(tokenizer_name=self.folder / "tokenizer", files=self.folder / "train.jsonl")
         options |= dict(output_dir=output_dir, tasks=10, workers=2)
         return partial(_call_cli, ["tokenize", *flags(options | changes)])
 
     def hub(self, out: Path, **changes) -> Callable[[], None]:
-        """hub_upload/build.py with the model of the workbench."""
         return script(build.__file__, dict(model=self.folder / "model", out=out, model_id="org/tiny") | changes)
 
 
 def script(file: str, options: dict) -> Callable[[], None]:
-    """Return a command that runs a script with options."""
     return partial(_call_script, file, flags(options))
 
 
@@ -147,7 +143,6 @@ def _call_cli(argv):
 
 
 def weights_of(folder: Path) -> str:
-    """Hash of the names and values of a saved model."""
     digest = hashlib.sha256()
     with safe_open(folder / "model.safetensors", "pt") as file:
         for name in sorted(file.keys()):
@@ -156,6 +151,5 @@ def weights_of(folder: Path) -> str:
 
 
 def losses_of(folder: Path) -> dict[int, float]:
-    """The loss of each step, from the metrics file of a pretraining."""
     entries = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {entry["step"]: entry["loss"] for entry in entries if "loss" in entry}

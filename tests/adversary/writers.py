@@ -32,7 +32,6 @@ def prepare(bench: Workbench) -> tuple[list, dict]:
 
 
 def case(_, run: Callable, rng: random.Random, folder: Path, shared: dict) -> str:
-    """Run a case without its output."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         return run(rng, folder, shared)
 

@@ -21,7 +21,6 @@ NAMES = {0: "no", 1: "yes"}
 
 @pytest.fixture
 def base(checkpoint, tmp_path):
-    """A folder with the tiny masked language model, whose classifier is new."""
     NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path / "base")
     return tmp_path / "base"
 

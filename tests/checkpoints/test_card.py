@@ -60,7 +60,6 @@ def record(folder, training=(), **facts):
 
 
 def embedder(kind, checkpoint):
-    """A model of sentence-transformers, as the package makes it."""
     if kind == "sparse":
         return sparse_encoder(checkpoint)
     if kind == "multi_vector":
@@ -75,7 +74,6 @@ def embedder(kind, checkpoint):
 
 @pytest.fixture(scope="module")
 def folder(checkpoint, tokenizer, tmp_path_factory):
-    """A folder with a saved model of each kind, and its card."""
     root = tmp_path_factory.mktemp("cards")
     start = root / "base"  # with its tokenizer
     neobert_hf.NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(start)

@@ -27,7 +27,6 @@ IDS = torch.tensor([[5, 6, 7, 8, 9]])
 
 @pytest.fixture
 def base(saved):
-    """A folder with config and tokenizer, without weights."""
     folder = saved.with_name("base")
     shutil.copytree(saved, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.py"))
     return folder
@@ -47,7 +46,6 @@ def tied(weights):
 
 
 def rewrite(folder, change, **settings):
-    """Change the tensors and the config of a folder."""
     tensors = load_file(folder / "model.safetensors")
     save_file(change(tensors), folder / "model.safetensors", metadata={"format": "pt"})
     change_config(folder, **settings)
@@ -55,7 +53,6 @@ def rewrite(folder, change, **settings):
 
 
 def remove(name):
-    """The change that removes a tensor."""
     return lambda tensors: {other: value for other, value in tensors.items() if other != name}
 
 
@@ -126,7 +123,6 @@ def test_bfloat16_shards_of_the_encoder_alone_keep_their_bits(checkpoint, tokeni
 
 
 def pickled(folder, layout, weights):
-    """Write weights as training code saves them."""
     state = {name: torch.from_numpy(value) for name, value in weights.items()}
     if layout == "state_dict.pt of compiled replicas":
         renamed = OrderedDict((f"module._orig_mod.{name}", value) for name, value in state.items())

@@ -33,7 +33,6 @@ WO = f"{BLOCK}.wo.weight"
 
 @pytest.fixture
 def good(folder):
-    """The tiny masked language model as this library saves it: weights, config, code, tokenizer."""
     return Path(folder)
 
 
@@ -42,7 +41,6 @@ def codes(report, severity="error"):
 
 
 def content(folder):
-    """Bytes and times of all files by name."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
 
@@ -70,8 +68,6 @@ def without(*words):
 
 
 def changed(change, name="config.json"):
-    """Change the content of a JSON file."""
-
     def damage(folder):
         stored = json.loads((folder / name).read_text())
         change(stored)
@@ -115,8 +111,6 @@ def truncate_an_adapter(folder):
 
 
 def pickled(name):
-    """Pickled weights in the place of others."""
-
     def damage(folder):
         (folder / name).parent.mkdir(exist_ok=True)
         torch.save({"a": torch.zeros(2)}, folder / name)
@@ -134,8 +128,6 @@ def flip_a_bit(folder):
 
 
 def shards(change=lambda folder, weight_map: None):
-    """Shards whose index a function changes."""
-
     def damage(folder):
         model = NeoBERTForMaskedLM.from_pretrained(folder)
         (folder / "model.safetensors").unlink()
@@ -182,8 +174,6 @@ def vocabulary(change):
 
 
 def embedding(*changes):
-    """A folder of sentence-transformers, damaged."""
-
     def damage(folder):
         whole = folder.parent / "whole"
         neobert_hf.sentence_transformer(str(folder)).save_pretrained(str(whole))

@@ -21,7 +21,6 @@ LABELS = {"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c"
 
 @pytest.fixture
 def sound(tiny_config, tokenizer, tmp_path):
-    """A classifier of three classes with its tokenizer."""
     tiny_config.update(LABELS)
     neobert_hf.NeoBERTForSequenceClassification(tiny_config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

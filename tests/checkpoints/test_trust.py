@@ -30,7 +30,6 @@ def add_to(file, settings):
 
 @pytest.fixture
 def theirs(tiny_config, tokenizer, tmp_path):
-    """A NeoBERT with its tokenizer and all foreign settings."""
     NeoBERTForMaskedLM(tiny_config).save_pretrained(tmp_path / "theirs")
     tokenizer.save_pretrained(tmp_path / "theirs")
     for name, settings in FOREIGN.items():

@@ -50,7 +50,6 @@ def splitter():
 
 
 def words_of(tokenizer, text):
-    """Return the words that a text is split into before the vocabulary is used."""
     backend = tokenizer.backend_tokenizer
     return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))]
 

@@ -96,7 +96,6 @@ def test_a_group_of_batches_comes_from_one_dataset():
 
 
 def no_duplicates(texts):
-    """The sampler over one dataset whose batches have no text twice."""
     dataset = Dataset.from_dict({"anchor": texts})
     child = NoDuplicatesBatchSampler(dataset, batch_size=4, drop_last=True, generator=torch.Generator(), seed=0)
     return WeightedBatchSampler(ConcatDataset([dataset]), [child], num_batches=40)

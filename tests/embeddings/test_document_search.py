@@ -55,7 +55,6 @@ def notes(tmp_path, monkeypatch):
 
 @pytest.fixture
 def embedded(monkeypatch):
-    """The texts that models embed as documents."""
     texts, encode = [], SentenceTransformer.encode_document
 
     def counted(self, sentences, **options):
@@ -361,8 +360,6 @@ def test_what_no_search_uses_is_removed_after_30_days(notes, model, embedded, mo
 
 
 def flip(place):
-    """One bit at this part of the content."""
-
     def damage(file, content):
         number = int(place * len(content))
         file.write_bytes(content[:number] + bytes([content[number] ^ 1]) + content[number + 1 :])
@@ -610,7 +607,6 @@ def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embe
 
 
 def write_pdf(file, text):
-    """A PDF of one page."""
     from matplotlib.figure import Figure
 
     page = Figure()

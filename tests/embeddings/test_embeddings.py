@@ -26,7 +26,6 @@ TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps i
 
 
 def tokens_of(folder, texts):
-    """Return the last hidden states of each text, computed alone in float64."""
     model, tokenizer = NeoBERTModel.from_pretrained(folder).double().eval(), AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
         return [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy() for text in texts]

@@ -24,14 +24,12 @@ ANSWERS = ["uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny NeoBERT whose tokenizer has a token for each word."""
     tokenizer = train_wordpiece([" ".join([*TOPICS, *OTHERS, *ANSWERS])] * 9, vocab_size=120, model_max_length=32)
     sizes = dict(hidden_size=64, num_hidden_layers=2, intermediate_size=96)
     return str(new_encoder(tmp_path_factory.mktemp("new") / "bare", tokenizer, **sizes))
 
 
 def pairs_of(count, seed=0):
-    """Questions and answers of random words."""
     rng = random.Random(seed)
     texts = [" ".join(rng.choices([*TOPICS, *OTHERS], k=5)) for _ in range(2 * count)]
     return Dataset.from_dict({"anchor": texts[:count], "positive": texts[count:]})

@@ -29,7 +29,6 @@ IDS = torch.tensor([[5, 6, 7, 8, 9, 5, 90, 14]])
 
 @pytest.fixture
 def tagger(weights, tokenizer, tmp_path):
-    """A tagger of three labels, stored in bfloat16."""
     folder = write_checkpoint(tmp_path / "saved", weights, "NeoBERTForSequenceClassification")
     change_config(folder, architectures=["NeoBERTForTokenClassification"], torch_dtype="bfloat16")
     change_config(folder, id2label=dict(enumerate("abc")))

@@ -47,7 +47,6 @@ OTHER_TENSORS = {
 
 
 def write_classifier(folder, weights, tokenizer, names=LABELS, **config):
-    """A classifier with the first labels of the random weights."""
     head = {name: weights[name][: len(names)] for name in ("classifier.weight", "classifier.bias")}
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     write_checkpoint(folder, weights | head, "NeoBERTForSequenceClassification", **labels, **config)
@@ -63,7 +62,6 @@ def export(folder, dtype="f32"):
 
 
 def change_last_token(folder, token):
-    """Replace the last token of the vocabulary, or remove it."""
     content = json.loads((folder / "tokenizer.json").read_text())
     vocab = content["model"]["vocab"]
     last = max(vocab, key=vocab.get)

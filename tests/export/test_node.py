@@ -58,7 +58,6 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def sources(checkpoint, tokenizer, tmp_path_factory):
-    """Folders of models in PyTorch, by name."""
     folder = tmp_path_factory.mktemp("sources")
     torch.manual_seed(0)
     for task, model_class in HEADS.items():
@@ -91,8 +90,6 @@ def exported(sources, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ask(exported):
-    """A function from jobs for answers.mjs to its answers."""
-
     def answers(*jobs):
         command = ["node", "answers.mjs", f"{exported}/"]
         done = subprocess.run(command, cwd=HERE, input=json.dumps(jobs), capture_output=True, text=True, check=False)

@@ -40,7 +40,6 @@ TEXTS = ["the quick brown fox", "jumps", "over lazy dog and then it sleeps in a 
 
 
 def runner(file):
-    """Run a file: tensors or arrays by name to outputs by name."""
     if file.suffix == ".xml":
         exact = {"INFERENCE_PRECISION_HINT": "f32"}  # otherwise bfloat16, where the processor has it
         compiled = openvino.Core().compile_model(file, "CPU", exact)
@@ -51,7 +50,6 @@ def runner(file):
 
 
 def tiny(model_class, folder, tokenizer=None, **config):
-    """Save a model of one block with random weights and visible heads."""
     sizes = dict(vocab_size=96, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96)
     model = model_class(neobert_hf.NeoBERTConfig(**{**sizes, "max_position_embeddings": 64, **config})).eval()
     for name, parameter in model.named_parameters():
@@ -64,7 +62,6 @@ def tiny(model_class, folder, tokenizer=None, **config):
 
 
 def embedding_model(tmp_path, tokenizer, *kinds, mode="mean", activation=None, normalized=None, **options):
-    """An embedding model whose modules follow a NeoBERT of one block."""
     tiny(neobert_hf.NeoBERTModel, tmp_path / "network", tokenizer)
     network = neobert_hf.sentence_transformer(str(tmp_path / "network"))[0]
     weights = np.random.default_rng(0).uniform(0.5, 2, len(tokenizer)).round(3).tolist()
@@ -83,7 +80,6 @@ def embedding_model(tmp_path, tokenizer, *kinds, mode="mean", activation=None, n
 
 
 def pooled(states, mask, mode):
-    """The pooling of a runtime that pools by itself."""
     states, mask = torch.as_tensor(states), torch.as_tensor(mask)
     if mode == "mean":
         return (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
@@ -94,7 +90,6 @@ def pooled(states, mask, mode):
 
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory):
-    """The golden masked language model in ONNX, and the golden classifier in OpenVINO."""
     folder = tmp_path_factory.mktemp("golden")
     export_model(GOLDEN / "masked_lm", folder / "masked_lm")
     export_model(GOLDEN / "classifier", folder / "openvino_only", to=["openvino"], int8=True)
@@ -188,7 +183,6 @@ def test_a_head_agrees_with_torch_at_lengths_and_paddings_that_the_exporter_has_
 
 @pytest.fixture(scope="module")
 def embedder(tokenizer, tmp_path_factory):
-    """An embedding model with weights of words, Dense and prompts, and the exported folder."""
     folder = tmp_path_factory.mktemp("embedder")
     kinds = ("WordWeights", "Pooling", "Dense", "Normalize")
     torch.manual_seed(0)
@@ -302,7 +296,6 @@ def test_the_task_is_that_for_which_the_model_was_saved(tokenizer, tmp_path):
 
 @pytest.fixture
 def saved(tokenizer, tmp_path):
-    """A masked language model of one block."""
     tiny(neobert_hf.NeoBERTForMaskedLM, tmp_path / "saved", tokenizer)
     return tmp_path / "saved"
 

@@ -111,7 +111,6 @@ def test_a_tokenizer_without_a_token_for_padding_gives_the_same_embeddings(expor
 
 
 def exported(model_class, config, tokenizer, folder, **options):
-    """A model with random weights that are large enough to show errors, and the exported folder."""
     for name, value in {"num_hidden_layers": 1, **options}.items():
         setattr(config, name, value)
     torch.manual_seed(0)

@@ -118,8 +118,6 @@ def folders(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client_of(folders):
-    """The client of a server of a folder, as it is or exported."""
-
     @cache
     def client(name, is_exported=False):
         folder = folders / (f"exported {name}" if is_exported else name)

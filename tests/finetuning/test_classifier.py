@@ -26,7 +26,6 @@ WORDS = SENTENCE.split()
 
 
 def run(model_folder, out, *arguments):
-    """Run the example, and return what it prints and the metrics that it saves."""
     options = ("--use_cpu", "true", "--learning_rate", "3e-3", "--report_to", "none", "--disable_tqdm", "true")
     given = ("--model_name_or_path", model_folder, "--output_dir", out, *options, *arguments)
     printed = run_main(finetune_classifier, *given)

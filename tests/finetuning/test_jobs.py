@@ -66,7 +66,6 @@ def scores_of(job, *inputs):
 
 
 def shuffled(column):
-    """A Series whose index is in another order than its values."""
     return pandas.Series(column, index=range(len(column))[::-1])
 
 

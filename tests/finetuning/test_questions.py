@@ -35,7 +35,6 @@ def lines(rows):
 
 
 def read(folder, content, name="test.jsonl", **options):
-    """Rows of a test file as in FLAT."""
     (folder / name).write_text(content, "utf-8-sig")
     return flat(read_questions(LabelledDataArguments(test_file=str(folder / name), **options), seed=0))
 

@@ -97,7 +97,6 @@ def sought(words, tags):
 
 
 def groups_of(tagger, text, strategy):
-    """Texts and kinds that the pipeline returns."""
     return [(text[e["start"] : e["end"]], e["entity_group"]) for e in tagger(text, aggregation_strategy=strategy)]
 
 
@@ -143,7 +142,7 @@ def test_windows_evaluate_each_word_once_with_context_on_both_sides_and_train_al
 
 
 LINE = "Set (in U.S. e-mail) Ada's $HOME, ~/.xauth/export or --no-color."
-ENDS = ["Set", "(", "in", "U.S", ".", "e-mail", ")", "Ada", "'s", "$HOME", ",", "~/.xauth/export", "or", "--no-color", "."]
+ENDS = "Set ( in U.S . e-mail ) Ada 's $HOME , ~/.xauth/export or --no-color .".split()
 
 
 @pytest.mark.parametrize(("division", "words"), [("whitespace", LINE.split()), ("ends", ENDS)])

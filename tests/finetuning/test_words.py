@@ -23,7 +23,6 @@ def read(file, **options):
 
 
 def pairs(found):
-    """Words and tags of the training rows."""
     return [list(zip(*row)) for row in zip(*found.train)]
 
 

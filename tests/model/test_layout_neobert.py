@@ -302,8 +302,6 @@ def test_a_causal_4d_mask_is_applied(model):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation returns."""
-
     largest = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):

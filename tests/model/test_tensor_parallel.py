@@ -23,7 +23,6 @@ pytestmark = [
 
 
 def load(cls, folder, **options):
-    """Load a model with a part of the heads in each of two processes."""
     from transformers.distributed import DistributedConfig
 
     return cls.from_pretrained(folder, distributed_config=DistributedConfig(tp_size=2), **options)

@@ -21,7 +21,6 @@ STREAMS = st.lists(st.integers(1, 40), max_size=60)
 
 
 def documents_of(lengths):
-    """Documents of the given lengths; every token of them is another number."""
     tokens = iter(range(sum(lengths)))
     return [{"input_ids": [next(tokens) for _ in range(length)]} for length in lengths]
 

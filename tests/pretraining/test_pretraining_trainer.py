@@ -154,7 +154,6 @@ def test_the_learning_rate_follows_the_schedule_of_the_recipe(trainer_of):
 
 
 def poison_loss(trainer):
-    """In the third row of the sixth step."""
     forward, calls = trainer.model.forward, count(1)
 
     def poisoned(**inputs):

@@ -38,7 +38,6 @@ def jsonl(file, rows):
 
 @pytest.fixture
 def corpus(tmp_path):
-    """Two files, one of them compressed."""
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts(25, seed=1))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     return Corpus([jsonl(tmp_path / "a.jsonl", texts(32)), str(tmp_path / "b.jsonl.gz")])
@@ -119,8 +118,6 @@ def test_a_damaged_line_is_refused_with_file_and_line_and_not_left_out(tokenizer
 
 
 def interrupt(corpus, tokenizer, folder, number=3):
-    """Stop in the task of this number, after its ids and before its record."""
-
     class Interrupted(Exception):
         pass
 

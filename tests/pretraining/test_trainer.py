@@ -44,7 +44,6 @@ def masked_rows():
 
 
 def train_once(model_class, config, rows, folder, batch, accumulation):
-    """Run one optimizer step over all rows; return the logged loss and the updated parameters."""
     set_seed(0)
     model = model_class(config)
     training = arguments(folder, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation)

@@ -24,7 +24,6 @@ SHAPE = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_h
 
 
 def initialize_small(config):
-    """A function as `model`: the stock model with other initial weights."""
     model = NeoBERTForMaskedLM(config)
     with torch.no_grad():
         for parameter in model.parameters():

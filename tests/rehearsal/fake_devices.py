@@ -43,7 +43,6 @@ class DeviceTensor(torch.Tensor):
     is_meta = property(lambda self: False)
 
     def tolist(self):
-        """As torch does: a copy to the host."""
         return self.cpu().tolist()
 
     def __repr__(self):

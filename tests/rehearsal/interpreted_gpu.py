@@ -82,7 +82,6 @@ def pretend() -> None:
 
 
 def _move(graph_module, mode):
-    """Replace the device of the graph's tensors, known and made."""
     for node in graph_module.graph.nodes:
         if isinstance(node.kwargs.get("device"), torch.device):
             node.kwargs = {**node.kwargs, "device": GPU}

@@ -50,7 +50,6 @@ def run(folder: Path, name: str, case: dict) -> None:
 
 
 def save(folder: Path, name: str, results: list[dict]) -> None:
-    """Write the results of a case, and the kernels that ran."""
     kernels = dict(launches=dict(interpreted_gpu.launches), sources=interpreted_gpu.sources)
     torch.save(dict(results=results, **kernels), folder / f"{name}.result")
 

@@ -59,7 +59,6 @@ def newest(tmp_path_factory):
 
 
 def definition(file, name):
-    """The syntax tree of a function, or of Class.method."""
     tree = ast.parse(file.read_text("utf-8"))
     for part in name.split("."):
         tree = next((node for node in tree.body if getattr(node, "name", None) == part), None)
@@ -68,7 +67,6 @@ def definition(file, name):
 
 
 def signature(file, name):
-    """The parameters with their defaults, without annotations."""
     arguments = definition(file, name).args
     for argument in ast.walk(arguments):
         if isinstance(argument, ast.arg):

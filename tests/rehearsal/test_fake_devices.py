@@ -111,7 +111,6 @@ def moved(inputs, device):
 
 @functools.cache
 def model_of(head, dtype, device="cpu"):
-    """The model with the same weights on every device."""
     model_class, options = HEADS[head]
     torch.manual_seed(0)
     with torch.device("cpu"):
@@ -127,7 +126,6 @@ def set_backend(model, backend, layout):
 
 
 def tensors_of(output):
-    """The tensors of an output by their names."""
     return {name: x for name, x in output.items() if isinstance(x, torch.Tensor)}
 
 

@@ -37,7 +37,6 @@ FP32 = 1e-5  # rounding errors of two blocks
 
 
 def make_documents(lengths):
-    """Ids and labels of documents; about a third of the tokens have a label."""
     rng = np.random.default_rng(sum(lengths))
     ids = [rng.integers(1, CONFIG["vocab_size"], length) for length in lengths]
     return ids, [np.where(rng.random(len(x)) < 0.35, x, -100) for x in ids]

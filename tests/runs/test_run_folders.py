@@ -28,7 +28,6 @@ def write_checkpoint(folder, step, **manifest):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A run with checkpoints at the steps 4 and 8."""
     assert begin_or_resume(tmp_path / "run", RUN, None) is None
     for step in (4, 8):
         write_checkpoint(tmp_path / "run", step)

@@ -214,7 +214,6 @@ def steps_of(data, training, tokenizer):
 
 @pytest.fixture(scope="module")
 def tokenized(tmp_path_factory):
-    """A folder for tokenized text that the pairs share."""
     return tmp_path_factory.mktemp("tokenized")
 
 

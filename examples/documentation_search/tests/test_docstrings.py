@@ -63,7 +63,6 @@ def shop(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def library():
-    """The entries of the standard library, by name."""
     return {entry.name: entry for entry in read()}
 
 

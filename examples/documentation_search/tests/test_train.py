@@ -29,7 +29,6 @@ SHAPE = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, interme
 
 
 def tiny(name, **changes):
-    """A stage of the recipe with a small model and few steps."""
     (stage,) = (stage for stage in read_stages(RECIPE["stages"]) if stage.name == name)
     changes |= TINY | {"shape": stage.shape and SHAPE, "num_hidden_layers": stage.num_hidden_layers and 3}
     return Stage(**asdict(stage) | changes)
@@ -37,7 +36,6 @@ def tiny(name, **changes):
 
 @pytest.fixture(scope="module")
 def recipe(tokenizer, tmp_path_factory):
-    """The recipe with a small teacher."""
     folder = tmp_path_factory.mktemp("teacher")
     torch.manual_seed(0)
     NeoBERTModel(NeoBERTConfig(**SHAPE | {"hidden_size": 48}, vocab_size=len(tokenizer))).save_pretrained(folder)
@@ -47,7 +45,6 @@ def recipe(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def corpus(tokenizer, tmp_path_factory):
-    """A folder with the files of a corpus."""
     folder, rng = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
     texts = list(dict.fromkeys(" ".join(rng.choice(SENTENCE.split(), rng.integers(2, 9))) for _ in range(400)))
     for i, name in enumerate(("train", "train_texts", "train_documents", "held_out", "held_out_packages")):

@@ -90,7 +90,6 @@ def padded(model, **options):
 
 
 def packed(model):
-    """Logits (T, V) of the documents in one row."""
     positions = torch.cat([torch.arange(len(ids)) for ids in DOCUMENTS])
     return model(torch.cat(DOCUMENTS)[None], position_ids=positions[None]).logits[0]
 
@@ -156,8 +155,6 @@ def test_a_field_of_the_config_changes_the_values():
 
 
 class WithPositionsModel(NeoBERTModel):
-    """Learned positions, added to the embeddings."""
-
     def __init__(self, config):
         super().__init__(config)
         self.positions = torch.nn.Embedding(7, config.hidden_size)

@@ -36,7 +36,6 @@ def flash_attn_varlen_func(
     return_attn_probs=False,
     block_table=None,
 ):
-    """FlashAttention 2."""
     global num_calls
     num_calls += 1
     assert dropout_p == 0.0 and window_size == (-1, -1) and softcap == 0.0

@@ -46,7 +46,6 @@ def test_instructions_decide_between_two_targets_of_one_question_in_a_training_f
 
 @pytest.fixture
 def command(folder, tmp_path):
-    """A function that gives the arguments of a short run on two files."""
     rng, words, files = np.random.default_rng(0), SENTENCE.split(), []
     for name, count in {"large": 90, "small": 12}.items():
         rows = [{"q": " ".join(rng.choice(words, 3)), "d": " ".join(rng.choice(words, 6))} for _ in range(count)]
