@@ -124,7 +124,7 @@ def test_bfloat16_shards_of_the_encoder_alone_keep_their_bits(checkpoint, tokeni
 
 def pickled(folder, layout, weights):
     state = {name: torch.from_numpy(value) for name, value in weights.items()}
-    if layout == "state_dict.pt of compiled replicas":
+    if layout == "state_dict.pt of replicas":
         renamed = OrderedDict((f"module._orig_mod.{name}", value) for name, value in state.items())
         torch.save(renamed, folder / "state_dict.pt")
     elif layout == "pytorch_model.bin with a shared tensor":
@@ -187,9 +187,9 @@ def test_a_pickle_without_weights_is_refused(tmp_path, content):
 
 def test_two_files_with_the_same_tensors_are_refused(base, weights, tmp_path):
     for name in ("state_dict.pt", "pytorch_model.bin"):
-        pickled(base, "state_dict.pt of compiled replicas", weights)
+        pickled(base, "state_dict.pt of replicas", weights)
         (base / "state_dict.pt").rename(base / name)
-    pickled(base, "state_dict.pt of compiled replicas", weights)
+    pickled(base, "state_dict.pt of replicas", weights)
     assert_refused(OSError, "and another file hold .*; move one of them away", base, tmp_path / "out")
 
 

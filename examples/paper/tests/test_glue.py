@@ -332,7 +332,7 @@ def test_the_schedule_and_the_evaluations_are_those_of_the_paper(model_folder, d
     """Warmup over 6 %, then linear decay to a tenth of the peak; an evaluation every min(500, batches // 10) steps."""
     made = []
     monkeypatch.setattr(glue_runs, "Trainer", lambda *a, **k: made.append(Recorded(*a, **k)) or made[-1])
-    more = "--tasks sst2 --learning_rate 1e-3 --num_train_epochs 10 --per_device_train_batch_size 2".split()
+    more = ["--tasks=sst2", "--learning_rate=1e-3", "--num_train_epochs=10", "--per_device_train_batch_size=2"]
     run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", *more))
     (trainer,) = made
     steps, warmup = 200, 12
