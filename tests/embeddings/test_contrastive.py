@@ -19,19 +19,7 @@ from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicates
 from torch.utils.data import ConcatDataset, RandomSampler
 from transformers import AutoTokenizer
 
-from neobert_hf import NeoBERTModel
-from neobert_hf.embeddings import (
-    ContrastiveArguments,
-    ContrastiveTrainer,
-    ContrastiveTrainingArguments,
-    contrastive_loss,
-    hold_out,
-    mine_negatives,
-    open_sets,
-    read_sets_of_pairs,
-    sentence_transformer,
-    set_sampling,
-)
+from neobert_hf import NeoBERTModel, embeddings
 from neobert_hf.embeddings import train_contrastive as train_on_pairs
 from neobert_hf.embeddings.contrastive import WeightedBatchSampler
 from neobert_hf.runs import lock_run
@@ -107,9 +95,9 @@ def test_batches_have_no_text_twice_and_a_dataset_without_such_a_batch_is_refuse
         list(no_duplicates(["same"] * 8))
     with pytest.raises(ValueError, match="a dataset of 3 rows has fewer rows than the batch size 4"):
         stream(num_batches=4, sizes=(100, 3))
-    training = ContrastiveTrainingArguments(str(tmp_path), max_steps=-1, num_train_epochs=1, use_cpu=True)
+    training = embeddings.ContrastiveTrainingArguments(str(tmp_path), max_steps=-1, num_train_epochs=1, use_cpu=True)
     with pytest.raises(ValueError, match="max_steps=-1, but sampled datasets have no epochs; give at least 1 step"):
-        set_sampling(training)
+        embeddings.set_sampling(training)
 
 
 QUESTIONS = ["the quick", "old sea", "a house", "it sleeps"]
@@ -119,10 +107,10 @@ NEGATIVES = ["dog", "fox and", "the sea is by a house", "jumps"]
 
 def gradients_of(folder, unpad=True, columns=(QUESTIONS, ANSWERS, NEGATIVES), **options):
     """Loss and every gradient of one batch in float64."""
-    encoder = sentence_transformer(folder).double()
+    encoder = embeddings.sentence_transformer(folder).double()
     encoder[0].model.config.unpad_inputs = unpad
     encoder.train()
-    loss = contrastive_loss(encoder, **options)([encoder.preprocess(list(texts)) for texts in columns], None)
+    loss = embeddings.contrastive_loss(encoder, **options)([encoder.preprocess(list(texts)) for texts in columns], None)
     loss.backward()
     return loss.item(), {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
 
@@ -159,25 +147,27 @@ SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeio"]
 
 def test_after_a_training_in_bf16_the_model_has_the_vectors_of_the_saved_one(folder, tmp_path):
     model, pairs = (
-        sentence_transformer(folder),
+        embeddings.sentence_transformer(folder),
         Dataset.from_dict({"anchor": SYLLABLES[:8], "positive": SYLLABLES[8:16]}),
     )
     options = {"max_steps": 1, "per_device_train_batch_size": 4, "bf16": True}
-    train_on_pairs(model, pairs, ContrastiveTrainingArguments(str(tmp_path / "run"), **options, **QUIET))
+    train_on_pairs(model, pairs, embeddings.ContrastiveTrainingArguments(str(tmp_path / "run"), **options, **QUIET))
     saved = SentenceTransformer(str(tmp_path / "run"), trust_remote_code=True)
     np.testing.assert_allclose(model.encode(SYLLABLES), saved.encode(SYLLABLES), atol=1e-6)
 
 
 def test_a_single_set_is_a_set_and_a_single_path_a_path(folder, tmp_path):
     pairs = Dataset.from_dict({"anchor": SYLLABLES[:8], "positive": SYLLABLES[8:16]})
-    training = ContrastiveTrainingArguments(str(tmp_path / "one"), max_steps=1, per_device_train_batch_size=4, **QUIET)
-    (score,) = train_on_pairs(sentence_transformer(folder), pairs, training, held_out=pairs)
+    training = embeddings.ContrastiveTrainingArguments(
+        str(tmp_path / "one"), max_steps=1, per_device_train_batch_size=4, **QUIET
+    )
+    (score,) = train_on_pairs(embeddings.sentence_transformer(folder), pairs, training, held_out=pairs)
     assert record_of(tmp_path / "one")["rows"] == {"train": 8} and score["dataset"] == "held_out"
-    assert hold_out(pairs, 0.5, 0)[1]["train"].num_rows == 4
-    arguments = ContrastiveArguments(train_files="a.csv", validation_files=Path("b.csv"))
+    assert embeddings.hold_out(pairs, 0.5, 0)[1]["train"].num_rows == 4
+    arguments = embeddings.ContrastiveArguments(train_files="a.csv", validation_files=Path("b.csv"))
     assert (arguments.train_files, arguments.validation_files) == (["a.csv"], ["b.csv"])
     (tmp_path / "one.csv").write_text("q,d\na,b\n")
-    assert list(read_sets_of_pairs(tmp_path / "one.csv")) == ["one"]
+    assert list(embeddings.read_sets_of_pairs(tmp_path / "one.csv")) == ["one"]
 
 
 @pytest.fixture
@@ -204,7 +194,7 @@ def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_
     run_main(train_contrastive, *command(tmp_path / "whole"))
     whole = losses_of(tmp_path / "whole")
     assert len(whole) == 12
-    train_step = ContrastiveTrainer.training_step
+    train_step = embeddings.ContrastiveTrainer.training_step
 
     def interrupted_step(trainer, *args, **kwargs):
         if trainer.state.global_step == 2:
@@ -212,7 +202,7 @@ def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_
         return train_step(trainer, *args, **kwargs)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="143"):
-        patch.setattr(ContrastiveTrainer, "training_step", interrupted_step)
+        patch.setattr(embeddings.ContrastiveTrainer, "training_step", interrupted_step)
         run_main(train_contrastive, *command(tmp_path / "part"))
     assert not (tmp_path / "part/model.safetensors").exists()
     others = {"temperature": 0.1, "warmup_steps": 3, "optim": "sgd", "optim_args": "amsgrad=True"}
@@ -277,15 +267,18 @@ def test_two_processes_with_shared_negatives_give_the_loss_curve_of_one_process(
 def test_mined_negatives_are_the_nearest_other_documents_with_the_prompts(folder, corpus_prompt):
     rng = np.random.default_rng(0)
     questions, answers = ([" ".join(rng.choice(SENTENCE.split(), 5)) for _ in range(20)] for _ in range(2))
-    pairs, model = Dataset.from_dict({"anchor": questions, "positive": answers}), sentence_transformer(folder)
-    mined = mine_negatives(DatasetDict(some=pairs), model, 2, "the red ", corpus_prompt)
+    pairs, model = (
+        Dataset.from_dict({"anchor": questions, "positive": answers}),
+        embeddings.sentence_transformer(folder),
+    )
+    mined = embeddings.mine_negatives(DatasetDict(some=pairs), model, 2, "the red ", corpus_prompt)
     queries, documents = model.encode(questions, prompt="the red "), model.encode(answers, prompt=corpus_prompt)
     scores = model.similarity(queries, documents).numpy()
     np.fill_diagonal(scores, -2)
     rows = {row["anchor"]: (row["negative_1"], row["negative_2"]) for row in mined["some"]}
     assert rows == {text: tuple(answers[i] for i in (-row).argsort()[:2]) for text, row in zip(questions, scores)}
     with pytest.raises(ValueError, match="some already has negatives"):
-        mine_negatives(mined, model, 2)
+        embeddings.mine_negatives(mined, model, 2)
 
 
 @pytest.mark.parametrize(
@@ -304,4 +297,4 @@ def test_arguments_that_contradict_each_other_or_have_no_result_are_refused(tmp_
     for file in ("a.jsonl", "x/a.jsonl"):
         Path(file).write_text('{"q": "a", "d": "b"}\n')
     with pytest.raises(ValueError, match=message):
-        open_sets(ContrastiveArguments("model", **changes), 0)
+        embeddings.open_sets(embeddings.ContrastiveArguments("model", **changes), 0)

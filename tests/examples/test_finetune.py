@@ -11,18 +11,12 @@ import finetune_classifier
 import finetune_tagger
 import pytest
 import torch
+import transformers
 from conftest import SENTENCE, json_lines, run_main
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import (
-    RobertaConfig,
-    RobertaForMaskedLM,
-    Trainer,
-    TrainingArguments,
-    pipeline,
-)
 
 from neobert_hf import NeoBERTConfig, NeoBERTForSequenceClassification
 from neobert_hf.runs import FineTuningArguments
@@ -67,7 +61,7 @@ def test_the_classifier_learns_which_word_is_there(model_folder, tmp_path, num_t
     run_main(finetune_classifier, *command(model_folder, tmp_path / "train.csv", out, "--text_columns", *columns))
     metrics = json.loads((out / "eval_results.json").read_text())
     assert metrics["eval_accuracy"] == 1.0 == metrics["eval_f1"]
-    classify = pipeline("text-classification", str(out))
+    classify = transformers.pipeline("text-classification", str(out))
     texts = ["the fox red", "the fox old"]
     inputs = texts if num_texts == 1 else [{"text": "the dog", "text_pair": text} for text in texts]
     found = [classify(text)[0] if num_texts == 1 else classify(text) for text in inputs]
@@ -115,7 +109,7 @@ def test_ctrl_c_saves_a_checkpoint_from_which_the_run_resumes_to_the_same_weight
     options = ["--num_train_epochs", "3", "--learning_rate", "3e-4", "--validation_file", tmp_path / "other.jsonl"]
     whole, parts = (command(model_folder, tmp_path / "train.jsonl", tmp_path / name, *options) for name in "ab")
     run_main(finetune_classifier, *whole)
-    step, steps = Trainer.training_step, []
+    step, steps = transformers.Trainer.training_step, []
 
     def interrupted_step(*args, **kwargs):
         steps.append(1)
@@ -125,7 +119,7 @@ def test_ctrl_c_saves_a_checkpoint_from_which_the_run_resumes_to_the_same_weight
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "training_step", interrupted_step)
+        patch.setattr(transformers.Trainer, "training_step", interrupted_step)
         with pytest.raises(SystemExit, match="130"):
             run_main(finetune_classifier, *parts)
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
@@ -137,7 +131,9 @@ def test_ctrl_c_saves_a_checkpoint_from_which_the_run_resumes_to_the_same_weight
 
 
 @pytest.mark.compat
-@pytest.mark.skipif(not hasattr(TrainingArguments, "warmup_ratio"), reason="transformers 5 has no warmup_ratio")
+@pytest.mark.skipif(
+    not hasattr(transformers.TrainingArguments, "warmup_ratio"), reason="transformers 5 has no warmup_ratio"
+)
 def test_a_share_of_warmup_in_the_older_argument_counts(tmp_path):
     training = FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, warmup_ratio=0.2)
     assert (training.warmup_ratio, training.get_warmup_steps(100)) == (0.2, 20)
@@ -154,8 +150,8 @@ def test_the_tagger_takes_robertas_own_tokenizer(tmp_path):
     (tmp_path / "model/tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
     (tmp_path / "model/vocab.json").write_text(json.dumps(tokens))
     (tmp_path / "model/merges.txt").write_text("#version: 0.2\n")
-    config = RobertaConfig(**SHAPE, vocab_size=len(tokens), max_position_embeddings=514)
-    RobertaForMaskedLM(config).save_pretrained(tmp_path / "model")
+    config = transformers.RobertaConfig(**SHAPE, vocab_size=len(tokens), max_position_embeddings=514)
+    transformers.RobertaForMaskedLM(config).save_pretrained(tmp_path / "model")
     row = json.dumps({"words": ["the", "fox"], "tags": ["O", "ANIMAL"]}) + "\n"
     (tmp_path / "train.jsonl").write_text(row * 20)
     arguments = command(tmp_path / "model", tmp_path / "train.jsonl", tmp_path / "out", "--max_steps", "1")

@@ -10,14 +10,6 @@ from transformers.pipelines import SUPPORTED_TASKS
 from transformers.utils import logging
 
 import neobert_hf
-from neobert_hf import (
-    NeoBERTForMaskedLM,
-    NeoBERTForMultipleChoice,
-    NeoBERTForQuestionAnswering,
-    NeoBERTForSequenceClassification,
-    NeoBERTForTokenClassification,
-    NeoBERTModel,
-)
 
 LORA_TARGETS = ["qkv", "wo", "w12", "w3"]
 
@@ -52,18 +44,18 @@ def test_an_adapter_of_the_embedding_trains_and_merges_to_the_same_numbers(check
 
 
 HEADS = {
-    "SEQ_CLS": NeoBERTForSequenceClassification,
-    "MULTIPLE_CHOICE": NeoBERTForMultipleChoice,
-    "TOKEN_CLS": NeoBERTForTokenClassification,
-    "QUESTION_ANS": NeoBERTForQuestionAnswering,
-    "MASKED_LM": NeoBERTForMaskedLM,
-    "FEATURE_EXTRACTION": NeoBERTModel,
+    "SEQ_CLS": neobert_hf.NeoBERTForSequenceClassification,
+    "MULTIPLE_CHOICE": neobert_hf.NeoBERTForMultipleChoice,
+    "TOKEN_CLS": neobert_hf.NeoBERTForTokenClassification,
+    "QUESTION_ANS": neobert_hf.NeoBERTForQuestionAnswering,
+    "MASKED_LM": neobert_hf.NeoBERTForMaskedLM,
+    "FEATURE_EXTRACTION": neobert_hf.NeoBERTModel,
 }
 
 
 @pytest.fixture
 def bare_encoder(checkpoint, tmp_path):
-    NeoBERTModel.from_pretrained(checkpoint).save_pretrained(tmp_path / "encoder")
+    neobert_hf.NeoBERTModel.from_pretrained(checkpoint).save_pretrained(tmp_path / "encoder")
     return tmp_path / "encoder"
 
 
@@ -130,7 +122,7 @@ def test_training_warns_of_a_new_layer_that_stays_random(bare_encoder, caplog, t
 
 
 def test_a_model_with_parameters_of_its_own_trains(bare_encoder):
-    class Scaled(NeoBERTForSequenceClassification):
+    class Scaled(neobert_hf.NeoBERTForSequenceClassification):
         def __init__(self, config):
             super().__init__(config)
             self.scale, self.parts = torch.nn.Parameter(torch.ones(())), torch.nn.Sequential(torch.nn.Linear(2, 2))
@@ -151,12 +143,15 @@ def warnings_of(caplog):
 
 
 PIPELINES = {
-    "feature-extraction": (NeoBERTModel, "the quick fox"),
-    "fill-mask": (NeoBERTForMaskedLM, "the quick [MASK] fox"),
-    "text-classification": (NeoBERTForSequenceClassification, "the quick fox"),
-    "token-classification": (NeoBERTForTokenClassification, "the quick fox"),
-    "zero-shot-classification": (NeoBERTForSequenceClassification, "the quick fox"),
-    "question-answering": (NeoBERTForQuestionAnswering, {"question": "the fox", "context": "the quick fox sleeps"}),
+    "feature-extraction": (neobert_hf.NeoBERTModel, "the quick fox"),
+    "fill-mask": (neobert_hf.NeoBERTForMaskedLM, "the quick [MASK] fox"),
+    "text-classification": (neobert_hf.NeoBERTForSequenceClassification, "the quick fox"),
+    "token-classification": (neobert_hf.NeoBERTForTokenClassification, "the quick fox"),
+    "zero-shot-classification": (neobert_hf.NeoBERTForSequenceClassification, "the quick fox"),
+    "question-answering": (
+        neobert_hf.NeoBERTForQuestionAnswering,
+        {"question": "the fox", "context": "the quick fox sleeps"},
+    ),
 }
 
 

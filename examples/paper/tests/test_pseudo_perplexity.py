@@ -9,6 +9,7 @@ import numpy as np
 import pseudo_perplexity as module
 import pytest
 import torch
+import transformers
 from conftest import SENTENCE, json_lines, run_main
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,26 +22,20 @@ from pseudo_perplexity import (
     positions_to_mask,
     pseudo_perplexity,
 )
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
-    RobertaConfig,
-    RobertaForMaskedLM,
-    RoFormerConfig,
-    RoFormerForMaskedLM,
-)
 
 from neobert_hf.data.lengths import longest_text
 
 SHAPE = dict(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
 SHAPE["pad_token_id"] = 0
 OTHERS = {
-    "bert": lambda: BertForMaskedLM(BertConfig(**SHAPE)),
-    "roberta": lambda: RobertaForMaskedLM(RobertaConfig(**SHAPE, max_position_embeddings=70)),
-    "roformer": lambda: RoFormerForMaskedLM(RoFormerConfig(**SHAPE, max_position_embeddings=70)),
-    "modernbert": lambda: ModernBertForMaskedLM(ModernBertConfig(**SHAPE, attn_implementation="sdpa")),
+    "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SHAPE)),
+    "roberta": lambda: transformers.RobertaForMaskedLM(transformers.RobertaConfig(**SHAPE, max_position_embeddings=70)),
+    "roformer": lambda: transformers.RoFormerForMaskedLM(
+        transformers.RoFormerConfig(**SHAPE, max_position_embeddings=70)
+    ),
+    "modernbert": lambda: transformers.ModernBertForMaskedLM(
+        transformers.ModernBertConfig(**SHAPE, attn_implementation="sdpa")
+    ),
 }
 MASK, SPECIAL = 4, {2, 3}
 
