@@ -90,11 +90,8 @@ def record(versions: dict, report: Path) -> None:
     suite = ElementTree.parse(report).getroot()[0]
     counts = {key: int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped")}
     failed = counts["failures"] + counts["errors"]
-    row = versions | {
-        "passed": counts["tests"] - failed - counts["skipped"],
-        "failed": failed,
-        "skipped": counts["skipped"],
-    }
+    passed = counts["tests"] - failed - counts["skipped"]
+    row = versions | {"passed": passed, "failed": failed, "skipped": counts["skipped"]}
     result = json.loads(RESULT.read_text("utf-8"))
     rows = [old for old in result["rows"] if any(old[key] != value for key, value in versions.items())]
     result["rows"] = sorted(

@@ -418,10 +418,7 @@ def test_what_a_task_leaves_out_is_one_line(change, task, left_out, saved, token
     [
         ({"task": "text-classification"}, "lacks classifier, dense in the shapes of config.json"),
         ({"task": "translation"}, "not one of"),
-        (
-            {"task": "sparse-encoder"},
-            "holds a SentenceTransformer, which cannot be exported for task=sparse-encoder; leave",
-        ),
+        ({"task": "sparse-encoder"}, "a SentenceTransformer, which cannot be exported for task=sparse-encoder; leave"),
         ({"to": ["tflite"]}, "tflite"),
         ({"to": []}, "not one or more of onnx, openvino, gguf"),
         ({"to": ["gguf"], "int8": True}, "int8 is for onnx and openvino files"),

@@ -214,9 +214,6 @@ def test_metrics_of_numbers_by_hand():
     assert constant["pearson"] == constant["spearman"] == 0
 
 
-# fit, predict and evaluate as Python calls
-
-
 def rows_labels(rows, kind):
     return [LABELS_OF[kind](text) for text in rows]
 

@@ -195,12 +195,8 @@ def test_a_test_label_that_is_unknown_odd_or_missing_costs_no_row(tmp_path, kind
 
 def test_one_filled_text_of_a_pair_is_enough_and_a_test_row_without_a_text_keeps_its_place(tmp_path):
     """As the report of a user: messages without a subject."""
-    rows = [
-        {"subject": "hi", "body": None},
-        {"subject": "", "body": "ten"},
-        {"body": "see you"},
-        {"subject": "b", "body": "c"},
-    ]
+    rows = [{"subject": "hi", "body": None}, {"subject": "", "body": "ten"}, {"body": "see you"}]
+    rows.append({"subject": "b", "body": "c"})
     rows = [row | {"label": "ab"[i % 2]} for i, row in enumerate(rows)]
     for name, more in (("train", []), ("test", [{"subject": " ", "id": 7}, {"id": 8}, rows[0]])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + more))

@@ -19,7 +19,6 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig,
 
 import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTModel
-from neobert_hf.runs.arguments import FineTuningArguments
 
 VOCAB = CONFIG["vocab_size"]
 # float32: sums of a few hundred terms in another order
@@ -285,9 +284,3 @@ def test_arguments_that_a_registered_function_does_not_name_are_refused(model):
     model.set_attn_implementation("sdpa")
     with pytest.raises(TypeError, match="no argument attention_instances; omit it"):
         model(torch.full((1, 6), 7), attention_instances={0: None})
-
-
-def test_liger_kernels_are_refused_before_training(tmp_path):
-    """Trainer with liger-kernel logs at the level "info" that it has none for a model type, and trains without them."""
-    with pytest.raises(ValueError, match="liger-kernel has no kernels for NeoBERT; omit it"):
-        FineTuningArguments(output_dir=str(tmp_path), use_liger_kernel=True, use_cpu=True)

@@ -317,10 +317,8 @@ def test_a_capture_that_fails_is_said_once_and_the_copy_goes_on(graphs, model, m
 
 def test_regions_are_two_graphs_of_the_compiler_for_all_blocks_and_batches(graphs, model, monkeypatch):
     counter = CompileCounterWithBackend("aot_eager")
-    regions = [
-        torch.compile(each, backend=counter, dynamic=True, fullgraph=True)
-        for each in (gpu_neobert.project, gpu_neobert.finish)
-    ]
+    parts, options = (gpu_neobert.project, gpu_neobert.finish), {"dynamic": True, "fullgraph": True}
+    regions = [torch.compile(part, backend=counter, **options) for part in parts]
     monkeypatch.setattr(gpu_neobert, "compiled_regions", lambda: regions)
     copied = gpu_copy(model)
     copied.model.run_blocks.is_on = False

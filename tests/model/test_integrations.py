@@ -148,10 +148,7 @@ PIPELINES = {
     "text-classification": (neobert_hf.NeoBERTForSequenceClassification, "the quick fox"),
     "token-classification": (neobert_hf.NeoBERTForTokenClassification, "the quick fox"),
     "zero-shot-classification": (neobert_hf.NeoBERTForSequenceClassification, "the quick fox"),
-    "question-answering": (
-        neobert_hf.NeoBERTForQuestionAnswering,
-        {"question": "the fox", "context": "the quick fox sleeps"},
-    ),
+    "question-answering": (neobert_hf.NeoBERTForQuestionAnswering, {"question": "fox", "context": "the fox sleeps"}),
 }
 
 

@@ -134,9 +134,6 @@ def test_a_stored_plan_and_a_new_plan_give_the_same_losses_and_a_refused_run_mak
     assert len(list((tmp_path / "documents/plans").iterdir())) == 1
 
 
-# A stream
-
-
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_stream_yields_all_rows_in_another_process(corpus, tokenizer, tmp_path, num_workers):
     """A DataLoader that spawns its workers pickles the stream."""
@@ -170,9 +167,6 @@ def test_a_row_is_masked_at_the_rate_of_its_step(corpus, tokenizer, tmp_path, st
         masked = torch.cat([(row["labels"] != -100).flatten() for row in batch])
         special = torch.cat([torch.isin(row["input_ids"], ends).flatten() for row in batch])
         assert abs(masked[~special].float().mean() - rate) < 0.04
-
-
-# Documents
 
 
 def test_one_process_of_a_machine_compares_tokenized_text_with_its_files(corpus, tokenizer, tmp_path, monkeypatch):

@@ -140,9 +140,6 @@ def test_older_checkpoints_are_removed_only_when_the_new_one_is_complete(corpus,
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-8"]
 
 
-# A full disk
-
-
 @pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_is_removed_and_the_run_resumes(corpus, finished):
     folder, whole = finished

@@ -121,11 +121,7 @@ Unsaved = type("Unsaved", (GegluForMaskedLM,), {"__module__": "__main__"})
         (with_other_layers, {}, "model is a NeoBERTForMaskedLM with modules that .* write a subclass that makes"),
         (Unsaved, {}, "model=Unsaved is defined in the script itself, .* define it in another file and import it"),
         (BertForMaskedLM, {}, "model=BertForMaskedLM is no NeoBERT and may not keep packed documents apart; choose"),
-        (
-            GegluForMaskedLM,
-            {"architecture": "roberta-prelayernorm", "batch_format": "padded"},
-            "are both given; give one",
-        ),
+        (GegluForMaskedLM, {"architecture": "roberta-prelayernorm", "batch_format": "padded"}, "both given; give one"),
     ],
 )
 def test_a_model_that_would_not_load_or_would_mix_documents_is_refused(model, changes, words, tokenizer, tmp_path):

@@ -34,11 +34,7 @@ def graphs(monkeypatch):
 
 REFUSALS = {
     "int8 on a GPU": (dict(int8=True), HOPPER, "has no int8 products for cuda:0 on this machine; omit int8=True"),
-    "bfloat16 on a T4": (
-        {},
-        (7, 5),
-        "cuda:0 has no instructions for bfloat16; load the model with dtype=torch.float16",
-    ),
+    "bfloat16 on a T4": ({}, (7, 5), "no instructions for bfloat16; load the model with dtype=torch.float16"),
     # fake weights are another class than parameters, as those of a quantized model are
     "quantized weights": ({}, HOPPER, "can be compiled, because all have hooks, adapters or quantized weights; merge"),
 }

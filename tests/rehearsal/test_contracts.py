@@ -104,9 +104,6 @@ def test_the_stand_in_of_flash_attention_has_the_signature_of_the_package(source
     assert Version(version) == Version(stand_in_version(known)), "the signature is the same: raise the version"
 
 
-# ---------------------------------------------------------------------------------------- limits of FlashAttention
-
-
 def limits(backend):
     lowest, highest = zip(*BACKENDS[backend].capabilities.values())
     return set(BACKENDS[backend].capabilities), min(lowest), max(highest)
@@ -148,8 +145,6 @@ def test_the_limits_of_flash_attention_4_are_those_of_its_source(sources):
     with pytest.raises(AssertionError):
         names["_validate_head_dims"](backend.max_head_width + 8, backend.max_head_width + 8, 10, 8)
 
-
-# ---------------------------------------------------------------------------------------- xformers
 
 XFORMERS_SCRIPT = """
 import ctypes, json, sys, torch

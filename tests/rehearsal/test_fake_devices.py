@@ -57,8 +57,6 @@ HEADS = {
     "multiple choice": (neobert_hf.NeoBERTForMultipleChoice, {}),
 }
 
-# ---------------------------------------------------------------------------------------- inputs
-
 LENGTHS = (7, 3, 7, 1)
 MASK = (torch.arange(7) < torch.tensor(LENGTHS)[:, None]).long()
 MASK[1] = MASK[1].flip(0)  # padding on the left
@@ -106,9 +104,6 @@ def moved(inputs, device):
     return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
 
 
-# ---------------------------------------------------------------------------------------- models
-
-
 @functools.cache
 def model_of(head, dtype, device="cpu"):
     model_class, options = HEADS[head]
@@ -144,9 +139,6 @@ def wanted(head, dtype, layout, has_spans):
 def loss_of(output):
     tensors = tensors_of(output)
     return tensors["loss"] if "loss" in tensors else sum(x.float().cos().sum() for x in tensors.values())
-
-
-# ---------------------------------------------------------------------------------------- the machine
 
 
 @pytest.fixture(autouse=True)

@@ -116,10 +116,8 @@ WHOLE = "install the package with its dependencies: pip install neobert_hf"
 ENDS = [  # an error that the user can correct, and the line that ends the command
     (ValueError("a\n  b"), "a b"),
     (OSError(28, "no space", "f"), "no space"),  # and no "[Errno 28]"
-    (
-        ImportError("Please install `ray`\nto use ray"),
-        "Please install `ray` to use ray",
-    ),  # of a library that looks itself
+    # of a library that looks itself
+    (ImportError("Please install `ray`\nto use ray"), "Please install `ray` to use ray"),
     (torch.OutOfMemoryError("a b"), "a b"),
     *((ModuleNotFoundError("No module", name=name), MISSING.format("train")) for name in ("datasets", "sklearn")),
     (ModuleNotFoundError("No module", name="sentence_transformers.util"), MISSING.format("embed")),

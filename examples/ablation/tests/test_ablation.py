@@ -139,9 +139,6 @@ def test_an_arm_that_diverges_is_named_and_the_others_go_on(common, tmp_path, ca
         ablate(Ablation(dict(reversed(arms.items())), (1,), common), tmp_path / "other")
 
 
-# Figures
-
-
 def test_the_interval_of_a_mean_difference_covers_the_truth_as_often_as_it_says():
     """300 differences around 0.1: the interval of 95 % misses it in 1 to 13 of 100 draws, a binomial's range of 99.9 %."""
     rng, missed = np.random.default_rng(0), 0
@@ -174,8 +171,6 @@ def test_held_out_documents_are_cut_at_the_shortest_length_of_the_arms(common, t
     arms = {arm: ablation.arguments(arm, 1, tmp_path) for arm in "abc"}
     assert module._check_comparable(ablation, arms, False)[1] == 16
 
-
-# Rows and masks
 
 FALLING, DRAWN = {"mask_rate": [0.4, 0.1]}, {"mixture": [0.5, 0.3, 0.2], "longer_than": [12, 24]}
 STREAM, WORKERS = {"streaming": True}, {"streaming": True, "dataloader_num_workers": 2}
@@ -240,9 +235,6 @@ def test_the_pairs_have_every_value_of_a_recipe():
     assert {*VALUES} <= {name for _, second in PAIRS for name in second}
 
 
-# Refusals
-
-
 @pytest.mark.parametrize(
     ("arms", "more", "message"),
     [
@@ -250,7 +242,7 @@ def test_the_pairs_have_every_value_of_a_recipe():
         (
             {"a": {}, "b": {"learning_rat": 1}},
             {},
-            "arm b: learning_rat is no argument of pretraining; did you mean learning_rate",
+            "arm b: learning_rat is no argument of .*; did you mean learning_rate",
         ),
         ({"a": {}, "b": {"schedule": "cosine"}}, {}, "arm b: schedule='cosine' is not one of"),
         ({"a": {}, "b": {"bf16": True}}, {}, "the arms a and b have different precision"),

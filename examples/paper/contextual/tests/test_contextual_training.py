@@ -48,7 +48,6 @@ QUERIES = [f"the {document}" for document in DOCUMENTS]
 
 @pytest.fixture
 def model(folder):
-    """A contextual model in float64, in training mode, with dropout of context vectors."""
     options = {"context_size": SIZE, "context_dropout": 0.5, "model_kwargs": {"dtype": torch.float64}}
     torch.manual_seed(0)
     return contextual_sentence_transformer(folder, **options).train()

@@ -55,11 +55,8 @@ def command(folder, tmp_path):
 
     def build(**changes):
         flags = {"train_files": files, **options, **QUIET, "output_dir": tmp_path / "run", **changes}
-        parts = [
-            [f"--{name}", *(value if isinstance(value, list) else [value])]
-            for name, value in flags.items()
-            if value is not None
-        ]
+        given = {name: value for name, value in flags.items() if value is not None}
+        parts = [[f"--{name}", *(value if isinstance(value, list) else [value])] for name, value in given.items()]
         return [str(word) for part in parts for word in part]
 
     return build
