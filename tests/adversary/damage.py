@@ -14,14 +14,9 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from neobert_hf.files.errors import run_command
 
 COUNTS = {
-    "checkpoints of pretraining": 40,
-    "checkpoints of contrastive training": 25,
-    "documents and their manifest": 25,
-    "unfinished documents": 25,
-    "weights and config for the Hub": 20,
-}
-
-
+    "checkpoints of pretraining": 40, "checkpoints of contrastive training": 25,
+    "documents and their manifest": 25, "unfinished documents": 25, "weights and config for the Hub": 20,
+}  # fmt: skip
 USES = {  # the run whose result a damage must not change
     "checkpoints of pretraining": "pretraining",
     "checkpoints of contrastive training": "contrastive training",

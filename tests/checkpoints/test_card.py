@@ -49,14 +49,9 @@ TRAINING = {"hub_model_id": None, "license": "cc-by-4.0", "language": ["de"], "m
 def record(folder, training=(), **facts):
     """Write the record of a training, with a file of another machine and a dataset of the Hub."""
     score = {"dataset": "train.csv", "split": "validation", "metrics": {"eval_f1": 0.5, "eval_runtime": 3.0}}
-    facts = {
-        "source": "org/ancestor",
-        "rows": {"train.csv": 1234, "org/set": None},
-        "datasets": ["org/set"],
-        "scores": [score],
-        "settings": {"learning_rate": 3e-4, "seed": 1},
-    } | facts
-    write_record(folder, SimpleNamespace(**TRAINING | dict(training)), **facts)
+    known = {"source": "org/ancestor", "rows": {"train.csv": 1234, "org/set": None}, "datasets": ["org/set"]}
+    known |= {"scores": [score], "settings": {"learning_rate": 3e-4, "seed": 1}}
+    write_record(folder, SimpleNamespace(**TRAINING | dict(training)), **known | facts)
 
 
 def embedder(kind, checkpoint):
@@ -136,14 +131,9 @@ print(json.dumps(results))
     cards["mini"] = (MINI / "README.md").read_text("utf-8")
     (folder / "mini").symlink_to(MINI)
     codes = {kind: re.search(r"^```python\n(.*?)^```$", card, re.S | re.M)[1] for kind, card in cards.items()}
-    run = subprocess.run(
-        [sys.executable, "-B", "-c", script],
-        cwd=folder,
-        env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""},
-        input=json.dumps(codes),
-        capture_output=True,
-        text=True,
-    )
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    options = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
+    run = subprocess.run([sys.executable, "-B", "-c", script], input=json.dumps(codes), **options)
     assert not run.returncode, run.stderr
     results = json.loads(run.stdout.splitlines()[-1])
     assert results.keys() == codes.keys() and all(text.strip() and is_remote for text, is_remote in results.values())

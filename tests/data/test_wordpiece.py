@@ -18,17 +18,10 @@ from neobert_hf.data.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_word
 CHARACTERS = " ".join(string.printable.split()[0])
 WORDS = "interval array http server file name getfilename float b64 encode b64encode intervalarray float32"
 IDENTIFIERS = {
-    "IntervalArray": "interval array",
-    "HTTPServer": "http server",
-    "getFileName": "get file name",
-    "get_file_name": "get _ file _ name",
-    "float32": "float 32",
-    "b64encode": "b64 encode",
-    "x2y": "x2y",
-    "iPhone4": "i phone 4",
-    "UPPER_CASE": "upper _ case",
-    "NaN": "na n",
-}
+    "IntervalArray": "interval array", "HTTPServer": "http server", "getFileName": "get file name", "NaN": "na n",
+    "get_file_name": "get _ file _ name", "UPPER_CASE": "upper _ case",
+    "float32": "float 32", "b64encode": "b64 encode", "x2y": "x2y", "iPhone4": "i phone 4",
+}  # fmt: skip
 
 
 def test_padding_has_id_zero_and_special_tokens_surround_one_text_and_a_pair(tokenizer):

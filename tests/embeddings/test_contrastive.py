@@ -146,10 +146,8 @@ SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeio"]
 
 
 def test_after_a_training_in_bf16_the_model_has_the_vectors_of_the_saved_one(folder, tmp_path):
-    model, pairs = (
-        embeddings.sentence_transformer(folder),
-        Dataset.from_dict({"anchor": SYLLABLES[:8], "positive": SYLLABLES[8:16]}),
-    )
+    model = embeddings.sentence_transformer(folder)
+    pairs = Dataset.from_dict({"anchor": SYLLABLES[:8], "positive": SYLLABLES[8:16]})
     options = {"max_steps": 1, "per_device_train_batch_size": 4, "bf16": True}
     train_on_pairs(model, pairs, embeddings.ContrastiveTrainingArguments(str(tmp_path / "run"), **options, **QUIET))
     saved = SentenceTransformer(str(tmp_path / "run"), trust_remote_code=True)
@@ -252,11 +250,9 @@ def test_without_validation_files_a_tenth_is_held_out_and_the_record_and_card_ha
 @pytest.mark.slow
 def test_two_processes_with_shared_negatives_give_the_loss_curve_of_one_process(command, tmp_path):
     """Two batches of 4 with shared negatives equal one batch of 8; both batches of a group come from one dataset."""
-    run_main(
-        train_contrastive,
-        *command(tmp_path / "one", per_device_train_batch_size=8, max_steps=6, save_steps=6, bf16="false"),
-    )
-    changes = dict(per_device_train_batch_size=4, max_steps=6, save_steps=6, gather_across_devices=True, bf16="false")
+    changes = dict(max_steps=6, save_steps=6, bf16="false")
+    run_main(train_contrastive, *command(tmp_path / "one", per_device_train_batch_size=8, **changes))
+    changes |= dict(per_device_train_batch_size=4, gather_across_devices=True)
     on_two_processes(train_contrastive.__file__, *command(tmp_path / "two", **changes))
     alone, shared = losses_of(tmp_path / "one"), losses_of(tmp_path / "two")
     assert len(alone) == 6
@@ -267,10 +263,8 @@ def test_two_processes_with_shared_negatives_give_the_loss_curve_of_one_process(
 def test_mined_negatives_are_the_nearest_other_documents_with_the_prompts(folder, corpus_prompt):
     rng = np.random.default_rng(0)
     questions, answers = ([" ".join(rng.choice(SENTENCE.split(), 5)) for _ in range(20)] for _ in range(2))
-    pairs, model = (
-        Dataset.from_dict({"anchor": questions, "positive": answers}),
-        embeddings.sentence_transformer(folder),
-    )
+    model = embeddings.sentence_transformer(folder)
+    pairs = Dataset.from_dict({"anchor": questions, "positive": answers})
     mined = embeddings.mine_negatives(DatasetDict(some=pairs), model, 2, "the red ", corpus_prompt)
     queries, documents = model.encode(questions, prompt="the red "), model.encode(answers, prompt=corpus_prompt)
     scores = model.similarity(queries, documents).numpy()

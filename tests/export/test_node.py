@@ -33,13 +33,8 @@ HEADS = {
     "question-answering": neobert_hf.NeoBERTForQuestionAnswering,
 }
 # Models by name, and what is exported of them. The chain of the model "mini" is compared in a test of its own.
-TASK_OF = {
-    "mini-mlm": "fill-mask",
-    "plain": "feature-extraction",
-    **{task: task for task in HEADS},
-    "golden-masked_lm": "fill-mask",
-    "golden-classifier": "text-classification",
-}
+TASK_OF = {"mini-mlm": "fill-mask", "plain": "feature-extraction", **{task: task for task in HEADS}}
+TASK_OF |= {"golden-masked_lm": "fill-mask", "golden-classifier": "text-classification"}
 
 pytestmark = [
     pytest.mark.runtime,

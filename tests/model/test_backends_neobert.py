@@ -261,12 +261,10 @@ def inputs(documents):
     """The documents packed with boundaries, and padded on the left."""
     longest = max(LENGTHS)
     padded = np.stack([np.pad(ids, (longest - len(ids), 0)) for ids in documents])
+    boundaries = torch.tensor([0, *np.cumsum(LENGTHS)], dtype=torch.int32)
+    ids = torch.from_numpy(np.concatenate(documents))[None]
     return {
-        "packed": {
-            "input_ids": torch.from_numpy(np.concatenate(documents))[None],
-            "cu_seq_lens_q": torch.tensor([0, *np.cumsum(LENGTHS)], dtype=torch.int32),
-            "max_length_q": longest,
-        },
+        "packed": {"input_ids": ids, "cu_seq_lens_q": boundaries, "max_length_q": longest},
         "padded": {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(padded != 0).long()},
     }
 
@@ -276,13 +274,9 @@ def run(model, inputs):
     packed = model(**inputs["packed"], labels=inputs["packed"]["input_ids"])
     packed.loss.backward()
     with torch.no_grad():
-        padded = model(**inputs["padded"])
-    gradient = model.model.transformer_encoder[0].qkv.weight.grad
-    return {
-        "packed": packed.logits[0].detach(),
-        "padded": padded.logits[inputs["padded"]["attention_mask"].bool()],
-        "gradient": gradient.clone(),
-    }
+        padded = model(**inputs["padded"]).logits[inputs["padded"]["attention_mask"].bool()]
+    gradient = model.model.transformer_encoder[0].qkv.weight.grad.clone()
+    return {"packed": packed.logits[0].detach(), "padded": padded, "gradient": gradient}
 
 
 def check(actual, wide_checkpoint, documents, inputs):

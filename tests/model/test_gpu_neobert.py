@@ -265,11 +265,8 @@ INPUTS = {
     "embeddings": {"input_ids": None, "inputs_embeds": torch.randn(2, 9, 32)},
     "too many tokens": {"input_ids": torch.full((1, 128), 7), "attention_mask": None},
     "trusted boundaries": {
-        "input_ids": torch.full((1, 9), 7),
-        "attention_mask": None,
+        **{"input_ids": torch.full((1, 9), 7), "attention_mask": None, "max_length_q": 5, "trust_boundaries": True},
         "cu_seq_lens_q": torch.tensor([0, 4, 9], dtype=torch.int32),
-        "max_length_q": 5,
-        "trust_boundaries": True,
     },
 }
 

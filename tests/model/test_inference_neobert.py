@@ -118,7 +118,7 @@ def test_conversions_that_change_nothing_are_allowed(tiny_config, int8):
         assert torch.equal(copied(IDS).last_hidden_state, before)
 
 
-def test_what_is_no_neobert_on_a_cpu_and_a_torch_without_int8_are_refused(tiny_config, monkeypatch):
+def test_a_model_without_a_copy_of_this_kind_is_refused(tiny_config, monkeypatch):
     with pytest.raises(ValueError, match="needs a model on a CPU or one CUDA GPU, but it is on meta; call"):
         inference_copy(NeoBERTModel(tiny_config).to("meta"))
     split = NeoBERTModel(tiny_config)
@@ -127,6 +127,11 @@ def test_what_is_no_neobert_on_a_cpu_and_a_torch_without_int8_are_refused(tiny_c
         inference_copy(split)
     with pytest.raises(ValueError, match="Linear contains no NeoBERT; give a NeoBERT"):
         inference_copy(nn.Linear(3, 3))
+    adapted = get_peft_model(NeoBERTModel(tiny_config), LoraConfig(target_modules=["qkv", "wo", "w12", "w3"]))
+    with pytest.raises(ValueError, match="can be int8 or compiled, because all have hooks, adapters or quantized w"):
+        inference_copy(adapted, int8=True)
+    with pytest.raises(ValueError, match=r"batch_invariant=True needs .* torch\.float64 .* dtype=torch\.float32 on"):
+        inference_copy(NeoBERTModel(tiny_config).double(), batch_invariant=True)
     monkeypatch.setattr("neobert_hf.model.inference_neobert.TORCH.onednn_int8_linear", None)
     with pytest.raises(ValueError, match="has no int8 products for cpu on this machine; omit int8=True"):
         inference_copy(NeoBERTModel(tiny_config), int8=True)
@@ -147,12 +152,6 @@ def test_hooks_and_adapters_act_in_a_copy(tiny_config, target, int8):
         assert error < (INT8_ERROR if int8 else 1e-5)
         merged = copied.merge_and_unload()(IDS).last_hidden_state
     assert relative_error(merged, wanted) < (INT8_ERROR if int8 else 1e-5)
-
-
-def test_int8_without_any_int8_product_is_refused(tiny_config):
-    adapted = get_peft_model(NeoBERTModel(tiny_config), LoraConfig(target_modules=["qkv", "wo", "w12", "w3"]))
-    with pytest.raises(ValueError, match="can be int8 or compiled, because all have hooks, adapters or quantized w"):
-        inference_copy(adapted, int8=True)
 
 
 def test_a_hook_on_all_modules_does_not_prevent_int8_and_layers_of_others_stay(tiny_config):
@@ -444,8 +443,3 @@ def test_a_batch_invariant_copy_refuses_what_would_depend_on_the_batch(tiny_conf
     refusal = pytest.raises(ValueError, match=r"copy cannot run with autograd, .* use torch\.inference_mode\(\)")
     with torch.set_grad_enabled(has_autograd), refusal:
         copied(IDS[:1], **arguments)
-
-
-def test_a_dtype_without_batch_invariant_products_is_refused(tiny_config):
-    with pytest.raises(ValueError, match=r"batch_invariant=True needs .* torch\.float64 .* dtype=torch\.float32 on"):
-        inference_copy(NeoBERTModel(tiny_config).double(), batch_invariant=True)

@@ -13,13 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.skipif(
-        Version(transformers.__version__) < Version("5.17"),
-        reason="transformers has no packed columns in tensor parallelism",
-    ),
-]
+IS_OLD = Version(transformers.__version__) < Version("5.17")
+REASON = "transformers has no packed columns in tensor parallelism"
+pytestmark = [pytest.mark.compat, pytest.mark.skipif(IS_OLD, reason=REASON)]
 
 
 def load(cls, folder, **options):

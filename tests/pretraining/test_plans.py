@@ -119,17 +119,11 @@ def test_rows_of_a_plan_are_those_of_packing_in_memory_in_every_pass_and_process
 def test_each_of_the_settings_has_a_plan_of_its_own(tmp_path):
     documents = write_documents(tmp_path / "documents", [5, 9, 3, 12, 7] * 8)
     training, _ = documents.split(4)
-    others = [
-        plan_quietly(documents, 32),
-        plan_quietly(documents, 32, max_length=6, long_documents="chunk"),
-        plan_quietly(documents, 33),
-        plan_quietly(documents, 32, max_length=6),
-        plan_quietly(documents, 32, max_open_rows=2),
-        plan_quietly(documents, 32, seed=1),
-        plan_quietly(training, 32),
-        plan_quietly(documents.split(4, seed=1)[0], 32),
-        plan_quietly(documents.longer_than(4), 32),
-    ]
+    chunks = {"max_length": 6, "long_documents": "chunk"}
+    settings = ({}, chunks, {"max_length": 6}, {"max_open_rows": 2}, {"seed": 1})
+    others = [plan_quietly(documents, 32, **each) for each in settings]
+    parts = (training, documents.split(4, seed=1)[0], documents.longer_than(4))
+    others += [plan_quietly(documents, 33), *(plan_quietly(part, 32) for part in parts)]
     assert others[0].settings == PackingSettings(32)
     assert len({plan.folder for plan in others}) == len(others)
     assert all(plan.folder.parent == tmp_path / "documents/plans" for plan in others)

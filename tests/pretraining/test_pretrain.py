@@ -196,13 +196,8 @@ def test_phase_2_without_validation_files_holds_out_the_documents_of_phase_1_or_
     assert len(run(corpus, tmp_path / "two", **options)) == 2
 
 
-SECOND = {
-    "seed": 1,
-    "data": {"num_documents": 9},
-    "held_out": {"files": [], "num_held_out": 4},
-    "recipe": {"architecture": "neobert"},
-    "tokenizer_sha256": "a",
-}
+SECOND = {"seed": 1, "data": {"num_documents": 9}, "held_out": {"files": [], "num_held_out": 4}}
+SECOND |= {"recipe": {"architecture": "neobert"}, "tokenizer_sha256": "a"}
 HELD_OUT = "its training may have used the documents that are held out here"
 STARTS = {
     "the same run": ({}, {}, None),

@@ -26,15 +26,9 @@ class DeviceTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, fake, twin):
-        is_built = fake.device.type == "cuda"
-        tensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            fake.size(),
-            strides=fake.stride(),
-            storage_offset=fake.storage_offset(),
-            dtype=fake.dtype,
-            device=fake.device if is_built else "meta",
-        )
+        device = fake.device if fake.device.type == "cuda" else "meta"
+        options = dict(strides=fake.stride(), storage_offset=fake.storage_offset(), dtype=fake.dtype, device=device)
+        tensor = torch.Tensor._make_wrapper_subclass(cls, fake.size(), **options)
         tensor.fake, tensor.twin = fake, twin
         return tensor
 

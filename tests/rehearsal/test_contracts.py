@@ -193,12 +193,8 @@ def xformers(newest):
 
 def run_xformers(xformers, library):
     path = os.pathsep.join(map(str, (xformers.folder, TESTS, TESTS.parent / "src")))
-    process = subprocess.run(
-        [sys.executable, "-c", XFORMERS_SCRIPT, library],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    options = {"capture_output": True, "text": True, "env": {**os.environ, "PYTHONPATH": path}}
+    process = subprocess.run([sys.executable, "-c", XFORMERS_SCRIPT, library], **options)
     assert process.returncode == 0, process.stderr[-3000:]
     return json.loads(process.stdout.splitlines()[-1])
 

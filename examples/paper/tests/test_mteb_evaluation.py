@@ -283,11 +283,8 @@ def test_the_result_names_the_dtype_of_the_machine_and_the_revisions_of_the_data
     monkeypatch.setattr(evaluate_mteb, "benchmark_tasks", lambda *names: [LocalSTS()])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     used = []
-    monkeypatch.setattr(
-        evaluate_mteb,
-        "open_embedding_model",
-        lambda *a, **k: used.append(k["model_kwargs"]["dtype"]) or open_embedding_model(*a, **k),
-    )
+    record = lambda *a, **k: used.append(k["model_kwargs"]["dtype"]) or open_embedding_model(*a, **k)  # noqa: E731
+    monkeypatch.setattr(evaluate_mteb, "open_embedding_model", record)
     run_main(evaluate_mteb, "--model", tmp_path / "saved", "--output_dir", tmp_path / "out")
     result = json.loads((tmp_path / "out/scores.json").read_text())
     assert used == [best_dtype(torch.device("cpu"))] and result["dtype"] == str(used[0]).removeprefix("torch.")
