@@ -201,6 +201,7 @@ def half_of_the_words(words):
 INTEGERS = weights(lambda tensors: tensors.update({WO: tensors[WO].to(torch.int8)}))
 TWICE = weights(lambda tensors: tensors.update({WO.removeprefix("model."): tensors[WO] + 1}))
 FAR = weights(lambda tensors: {k.replace("encoder.2.", "encoder.99999999999."): v for k, v in tensors.items()})
+EXPORTED = all_of(lambda folder: (folder / "onnx").mkdir(), write("onnx/model.onnx", ""))
 DAMAGE = {  # what happens to a good folder, the errors that are found, separated by spaces; what they say
     "gate and up apart": (weights(split_gate_and_up), "refused: gate and up as separate tensors"),
     "an export of the fork": (all_of(weights(split_gate_and_up), without("decoder"), config(tie_word_embeddings=True)),
@@ -241,10 +242,8 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
      "refused: num_hidden_layers=1000000000"),
     "a truncated file": (truncate, "refused: it is truncated or damaged"),
     "a truncated adapter": (truncate_an_adapter, "refused: it is truncated or damaged"),
-    "an empty file beside an exported graph": (
-        all_of(lambda folder: (folder / "onnx").mkdir(), write("onnx/model.onnx", ""), write("model.safetensors", "")),
-        "refused: it is truncated or damaged",
-    ),
+    "an empty file beside an exported graph": (all_of(EXPORTED, write("model.safetensors", "")),
+     "refused: it is truncated or damaged"),
     "an empty file": (write("model.safetensors", ""), "refused: it is truncated or damaged"),
     "no weights": (remove("model.safetensors"), "refused: holds no weights"),
     "a missing shard": (shards(lambda folder, files: remove(sorted(files.values())[-1])(folder)),
@@ -256,13 +255,8 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
     "a link to nothing": (all_of(remove("model.safetensors"), link("model.safetensors", "../blobs/lost")),
      "refused: blobs/lost"),
     "a dead link among the settings of a module": (
-        embedding(remove("1_Pooling/config.json"), link("1_Pooling/config.json", "../../lost")),
-        "refused: outside its folder",
-    ),
-    "a pickle beside an exported graph": (
-        all_of(lambda folder: (folder / "onnx").mkdir(), write("onnx/model.onnx", ""), pickled("pytorch_model.bin")),
-        "refused: is a pickle, which",
-    ),
+     embedding(remove("1_Pooling/config.json"), link("1_Pooling/config.json", "../../lost")), "refused: outside its folder"),
+    "a pickle beside an exported graph": (all_of(EXPORTED, pickled("pytorch_model.bin")), "refused: is a pickle, which"),
     "a config without a model type": (changed(lambda stored: stored.pop("model_type")), "refused: has no model_type"),
     "an index that leaves the folder": (shards(leave_the_folder), "refused: only .safetensors files inside its folder"),
     "a link out of the folder": (link("chat_template.jinja", "/etc/hosts"), "refused: outside its folder"),
@@ -306,10 +300,8 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
     "settings that are a list": (embedding(write("config_sentence_transformers.json", "[]")),
      "refused: is no JSON object"),
     "an adapter without its base": (write("adapter_config.json", "{}"), "refused: names no base_model_name_or_path"),
-    "an adapter of a base that was moved": (
-        write("adapter_config.json", '{"task_type": "SEQ_CLS", "base_model_name_or_path": "runs/../no"}'),
-        "refused: runs/../no does not exist",
-    ),
+    "an adapter of a base that was moved": (write("adapter_config.json", '{"base_model_name_or_path": "runs/../no"}'),
+     "refused: runs/../no does not exist"),
     "no list of modules": (embedding(write("modules.json", "[1]")), "refused: modules.json is no list"),
     "a module outside": (embedding(put_pooling_outside), "refused: outside its folder"),
     "a missing module": (embedding(remove("1_Pooling")), "refused: lacks the module 1_Pooling"),

@@ -1,12 +1,11 @@
 """A folder is refused in the same words by all that opens it, and says what it holds."""
 
-import json
 import shutil
 
 import pytest
 import serve
 import torch
-from conftest import reranker_of_modules, with_classes
+from conftest import change_config, reranker_of_modules, with_classes
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
 
@@ -28,11 +27,7 @@ def sound(tiny_config, tokenizer, tmp_path):
 
 
 def config(**values):
-    def damage(folder):
-        stored = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(stored | values))
-
-    return damage
+    return lambda folder: change_config(folder, **values)
 
 
 def weights(change):

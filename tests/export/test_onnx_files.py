@@ -452,11 +452,8 @@ fail_as_openvino = Mock(side_effect=RuntimeError("Exception from serialize.cpp:1
 def test_an_interruption_and_a_full_disk_are_one_error_and_leave_nothing(write, saved, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "write_onnx", write)
     (tmp_path / "out").mkdir()
-    kind, words = (
-        (KeyboardInterrupt, None)
-        if write is interrupt
-        else (OSError, "out cannot be written|model.onnx cannot be written")
-    )
+    kind = KeyboardInterrupt if write is interrupt else OSError
+    words = None if write is interrupt else "out cannot be written|model.onnx cannot be written"
     with largest_file(1 << 19), pytest.raises(kind, match=words) as caught:
         export_model(saved, tmp_path / "out")
     assert "\n" not in str(caught.value)

@@ -113,11 +113,8 @@ def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
     unlabelled = write_csv(tmp_path / "new.csv", [{"text": row["text"]} for row in rows])
     options = ("--test_file", unlabelled, "--predictions_file", tmp_path / "new/found.csv")
     printed, metrics = run(tmp_path / "out", tmp_path / "again", *options)
-    assert (
-        metrics == {}
-        and "the test rows have no column of labels (label_column)" in printed
-        and "learning_rate" not in printed
-    )
+    assert "the test rows have no column of labels (label_column)" in printed
+    assert metrics == {} and "learning_rate" not in printed
     again = read_csv(tmp_path / "new/found.csv")
     for name in ("prediction", "probability_no", "probability_yes"):
         assert [row[name] for row in again] == [row[name] for row in first]
@@ -287,12 +284,8 @@ def test_a_model_that_has_diverged_is_refused():
 def test_the_table_of_learning_rates_on_the_page_is_that_of_the_paper():
     page = (Path(__file__).parents[2] / "docs/finetuning.md").read_text("utf-8")
     rows = re.findall(r"^\| ([A-Za-z\d-]+) \| .* \| (.*) \| (.*) \|$", page, re.MULTILINE)
-    found = {
-        task.lower().replace("-", ""): tuple(map(ast.literal_eval, columns))
-        for task, *columns in rows
-        if "," in columns[0]
-    }
-    assert found == TABLE_6
+    known = {task.lower().replace("-", ""): columns for task, *columns in rows if "," in columns[0]}
+    assert {task: tuple(map(ast.literal_eval, columns)) for task, columns in known.items()} == TABLE_6
 
 
 def test_any_name_of_a_class_can_be_drawn(tmp_path, recwarn):

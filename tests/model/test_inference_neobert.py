@@ -265,10 +265,8 @@ def test_the_vector_of_a_text_in_int8_does_not_depend_on_its_batch():
     model = SentenceTransformer(neobert_hf.MINI_MODEL_PATH, device="cpu", model_kwargs={"dtype": torch.float32})
     copied = inference_copy(model, int8=True)
     texts = ["open a file", "return the current time of the system clock in seconds " * 3, "x"]
-    together, alone = (
-        copied.encode(texts, convert_to_tensor=True),
-        torch.stack([copied.encode(text, convert_to_tensor=True) for text in texts]),
-    )
+    together = copied.encode(texts, convert_to_tensor=True)
+    alone = torch.stack([copied.encode(text, convert_to_tensor=True) for text in texts])
     torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-4 * together.abs().max().item())  # fp32 attention
     assert F.cosine_similarity(together, model.encode(texts, convert_to_tensor=True)).min() > 0.995
 
