@@ -53,13 +53,13 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
     if rows.train and training.should_save:
         write_card(folder, example=rows.example)
         print(f"open the adapter by neobert_hf.open_adapter(AutoModelForSequenceClassification, {str(folder)!r})")
-        say_saved(folder, "finetune-classifier", "--text_columns", *arguments.text_columns)
+        say_saved(folder, "--text_columns", *arguments.text_columns, test_file="NEW.csv")
     if rows.train and arguments.merge:
         classifier.merge()
         classifier.save(f"{folder}/merged", rows, overwrite=True)  # of an earlier attempt
         if training.should_save:
             write_card(f"{folder}/merged", example=rows.example)
-            say_saved(f"{folder}/merged", "finetune-classifier", "--text_columns", *arguments.text_columns)
+            say_saved(f"{folder}/merged", "--text_columns", *arguments.text_columns, test_file="NEW.csv")
 
 
 def main():

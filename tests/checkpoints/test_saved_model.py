@@ -99,7 +99,7 @@ def test_an_exported_folder_that_lacks_a_file_is_refused_by_its_name(name, tmp_p
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("{}")
     (tmp_path / name).unlink()
-    for open_it in (OnnxModel, lambda folder: serve.open_folder(folder, None, None, 1)):
+    for open_it in (OnnxModel, serve.open_folder):
         assert f"lacks {name}, which `neobert export` writes" in words_of(open_it, tmp_path)
 
 

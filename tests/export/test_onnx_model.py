@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import serve
 import torch
 import transformers
 from conftest import SENTENCE, change_config, logits_of_modules, reranker_of_modules, with_classes
@@ -26,8 +25,9 @@ from transformers import pipeline
 
 import neobert_hf
 from neobert_hf.checkpoints.embedding_models import open_embedding_model
-from neobert_hf.export import OnnxModel, export_model
+from neobert_hf.export import OnnxModel, export_model, open_folder
 from neobert_hf.finetuning import Tagger
+from neobert_hf.finetuning.scores import scores_of
 
 TEXTS = [
     *[line for line in Path(json.__file__).read_text("utf-8").splitlines() if len(line) > 40][:40],
@@ -244,20 +244,16 @@ def test_a_reranker_of_an_older_version_keeps_its_activation(tiny_config, tokeni
     assert CrossEncoder(str(folder), device="cpu").predict(pairs) == pytest.approx(wanted, abs=1e-6)
     export_model(folder, tmp_path / "out")
     assert [found["score"] for found in OnnxModel(tmp_path / "out").predict(pairs)] == pytest.approx(wanted, abs=1e-5)
-    served = serve.open_folder(folder, None, None, 1)
-    assert served.what == "a reranker or a model of one number"
-    assert [label["score"] for (label,) in served.run(pairs, False)] == pytest.approx(wanted, abs=1e-5)
+    served = open_folder(folder)
+    assert served.saved.kind == "score"
+    assert [label["score"] for (label,) in served.labels(pairs)] == pytest.approx(wanted, abs=1e-5)
 
 
 @pytest.mark.parametrize("low", [-20, -12, 14, 17])
 def test_a_score_is_the_sigmoid_in_float64_so_that_near_logits_are_no_tie(low):
     logits = np.linspace(low, low + 3, 21, dtype=np.float32)
-    model = OnnxModel.__new__(OnnxModel)
-    model.config = {}
-    model.labels = ["LABEL_0"]
-    scores = [model._labels(None, logit[None])["score"] for logit in logits]
+    scores = scores_of(logits, "multi_label_classification")
     np.testing.assert_allclose(scores, expit(logits.astype(np.float64)), rtol=1e-12)
-    np.testing.assert_allclose(scores, serve.sigmoid(logits), rtol=1e-12)
     assert len({*scores}) == 21
 
 

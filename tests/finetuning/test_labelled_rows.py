@@ -8,7 +8,6 @@ import pytest
 from conftest import json_lines
 
 from neobert_hf.finetuning import LabelledDataArguments, LabelledTextArguments, read_labelled_texts
-from neobert_hf.finetuning import rows as rows_module
 
 
 def read(folder, train, validation=None, seed=0, **kwargs):
@@ -140,7 +139,7 @@ def hub(monkeypatch, splits, names=("good", "bad")):
         split: datasets.Dataset.from_list([{"text": "a", "label": label} for label in labels], features=features)
         for split, labels in splits.items()
     }
-    monkeypatch.setattr(rows_module, "load_dataset", lambda *a: datasets.DatasetDict(data))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a: datasets.DatasetDict(data))
     return read_labelled_texts(LabelledTextArguments(dataset_name="some/dataset"), 0, None)
 
 

@@ -12,7 +12,6 @@ from seqeval.metrics.sequence_labeling import get_entities
 from seqeval.scheme import Entities
 
 from neobert_hf.finetuning import TaggedWordArguments, read_tagged_words
-from neobert_hf.finetuning import rows as rows_module
 from neobert_hf.finetuning.words import SCHEMES, from_iob2, to_iob2
 
 ADA = {"words": ["Ada", "codes"], "tags": ["PERSON", "O"]}
@@ -167,7 +166,7 @@ def test_a_dataset_of_the_hub_keeps_the_names_of_its_classes(monkeypatch):
     kind = datasets.List(datasets.ClassLabel(names=["O", "B-PER", "I-PER"]))
     features = datasets.Features({"tokens": datasets.List(datasets.Value("string")), "ner_tags": kind})
     rows = datasets.Dataset.from_list([{"tokens": ["Ada", "codes"], "ner_tags": [1, 0]}] * 4, features=features)
-    monkeypatch.setattr(rows_module, "load_dataset", lambda *a: datasets.DatasetDict(train=rows, validation=rows))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a: datasets.DatasetDict(train=rows, validation=rows))
     found = read_tagged_words(TaggedWordArguments(dataset_name="some/dataset"), 0, None)
     assert found.classes == ["O", "B-PER", "I-PER"]
     assert pairs(found)[0] == [("Ada", "B-PER"), ("codes", "O")]

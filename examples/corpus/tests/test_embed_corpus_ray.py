@@ -19,7 +19,7 @@ pytestmark = pytest.mark.runtime
 
 from pyarrow import parquet  # noqa: E402
 
-SCRIPT = Path(__file__).parents[2] / "examples/embed_corpus_ray.py"
+SCRIPT = Path(__file__).parents[1] / "embed_corpus_ray.py"
 NUM_ROWS = 4 * 1024 + 100  # five blocks, on two workers
 
 
@@ -36,7 +36,7 @@ def corpus(tmp_path_factory):
 
 def start(corpus, output, model=MINI_MODEL_PATH, dtype="float32"):
     command = [sys.executable, SCRIPT, corpus, output, "--model", model, "--dtype", dtype]
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1] / "src")}
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2] / "src")}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(list(map(str, command)), cwd=output.parent, env=environment, **pipes)
 
