@@ -45,7 +45,6 @@ def download() -> None:
 
 
 def load_common_tests() -> types.ModuleType:
-    """Import the tests, with empty mixins in place of the two that are not in the source package."""
     if not COMMON.is_file():
         download()
     sys.path.append(str(FOLDER))

@@ -101,7 +101,6 @@ def record(versions: dict, report: Path) -> None:
 
 
 def main(version: str, torch: str | None = None) -> int:
-    """Run the marked tests and return pytest's exit status."""
     python = environment(version, torch)
     run = subprocess.run([python, "-c", DESCRIBE], check=True, capture_output=True, text=True, cwd=ROOT)
     found = json.loads(run.stdout)

@@ -63,7 +63,6 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def folder(checkpoint, tokenizer, tmp_path_factory):
-    """A built folder; tests that change it make a copy."""
     place = tmp_path_factory.mktemp("built")
     tokenizer.save_pretrained(place / "tokenizer")
     return build(checkpoint, place / "small", tokenizer=place / "tokenizer")
@@ -249,7 +248,6 @@ def test_after_a_drop_in_every_auto_class_agrees_with_the_golden_tensors(hub, ki
 
 @pytest.fixture
 def copied(tokenizer, tmp_path):
-    """A folder as a drop-in has it before its change."""
     published("masked_lm", tokenizer, tmp_path)
     return tmp_path / "masked_lm"
 

@@ -26,7 +26,6 @@ USES = {  # the run whose result a damage must not change
 
 
 def prepare(bench: Workbench) -> tuple[list, dict]:
-    """Cases that damage a file in a copy of an interrupted run or of its output."""
     whole = bench.references
     templates = {name: bench.folder / f"damaged-{i}" for i, name in enumerate(COUNTS)}
     _stop_after(templates["checkpoints of pretraining"] / "out", whole["pretraining"].folder, "checkpoint-12")

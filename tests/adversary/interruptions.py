@@ -55,7 +55,6 @@ def start_again(bench: Workbench, name: str, folder: Path, wrap=lambda command: 
 
 
 def check_no_partial_file_counts_as_complete(name: str, folder: Path, reference: Reference) -> None:
-    """Check that files that count as complete equal the files of the uninterrupted run."""
     if name in TRAININGS and folder.exists():
         checkpoint = last_complete_checkpoint(folder)
         if checkpoint and not _same_weights(checkpoint, reference.folder / checkpoint.name):
@@ -105,7 +104,6 @@ def _same_weights(folder: Path, other: Path) -> bool:
 
 
 def draw_moment(rng: random.Random, reference: Reference) -> tuple[int, float]:
-    """Draw the number of a file event, and the seconds after it."""
     return rng.randint(1, reference.num_events), rng.choice((0.0, 0.0, rng.uniform(0, 0.05)))
 
 
@@ -157,8 +155,6 @@ def write_case(_, name: str, rng: random.Random, folder: Path, bench: Workbench)
 
 
 def plan(kind: str, counts: dict[str, int]) -> Callable[[Workbench], tuple[list, Workbench]]:
-    """Return a function that makes the cases of a family, after the uninterrupted runs."""
-
     def prepare(bench):
         cases = [(f"{kind} {name}", name) for name in bench.references for _ in range(counts.get(name, 0))]
         return cases, bench

@@ -259,7 +259,6 @@ def run_family(
 
 
 def _choose(plan: list[tuple[str, Any]], rng: random.Random, share: float) -> list[int]:
-    """Numbers of the cases to run: one of each kind, then others up to the share."""
     numbers, firsts = list(range(len(plan))), {}
     rng.shuffle(numbers)
     for number in numbers:

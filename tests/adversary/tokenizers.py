@@ -23,7 +23,6 @@ def prepare(bench: Workbench) -> tuple[list, None]:
 
 
 def case(kind: str, named: str, rng: random.Random, folder: Path, _) -> str:
-    """Train a tokenizer on random texts, write its folder, and open it; then name no class, which is the way out."""
     special = NAMES[0] if kind == "BERT's own" else rng.choice(NAMES)
     texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(200)]
     own = KINDS[kind](rng, special, texts)
@@ -102,7 +101,6 @@ def byte_level(rng: random.Random, special: list[str], texts: list[str]) -> Toke
 
 
 def unigram(rng: random.Random, special: list[str], texts: list[str]) -> Tokenizer:
-    """A Unigram with marks in the place of spaces, as of sentencepiece."""
     own = Tokenizer(models.Unigram())
     own.normalizer = rng.choice((normalizers.NFKC(), normalizers.NFC(), normalizers.Lowercase()))
     own.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=rng.choice(("always", "first", "never")))
@@ -117,12 +115,7 @@ def own_normalizer(rng: random.Random, special: list[str], texts: list[str]) -> 
     return wordpiece(special, texts, normalizer, splitter)
 
 
-KINDS = {
-    "cased WordPiece": cased,
-    "BERT's own": uncased,
-    "byte-level BPE": byte_level,
-    "Unigram": unigram,
-    "WordPiece with its own normalizer": own_normalizer,
-}
+KINDS = {"cased WordPiece": cased, "BERT's own": uncased, "byte-level BPE": byte_level, "Unigram": unigram}
+KINDS["WordPiece with its own normalizer"] = own_normalizer
 NAMED = ("tokenizer_config.json", "config.json")
 TOKENIZERS = Family("tokenizers", prepare, case)

@@ -33,13 +33,9 @@ WORDS = SENTENCE.split()
 CORPUS_TEXTS, PAIRS = 300, 120
 # The runs to interrupt and the method of the workbench that makes the command; the first four are trainings, which resume.
 COMMANDS = {
-    "pretraining": "pretrain",
-    "pretraining, phase 2": "second_phase",
-    "pretraining from a stream": "streaming",
-    "contrastive training": "contrastive",
-    "tokenizing": "tokenize",
-    "the build for the Hub": "hub",
-}
+    "pretraining": "pretrain", "pretraining, phase 2": "second_phase", "pretraining from a stream": "streaming",
+    "contrastive training": "contrastive", "tokenizing": "tokenize", "the build for the Hub": "hub",
+}  # fmt: skip
 TRAININGS = tuple(COMMANDS)[:4]
 
 
@@ -92,7 +88,6 @@ class Workbench:
     # Each method returns a function without arguments, which a fork calls.
 
     def pretrain(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """examples/pretrain_mlm.py: 12 steps, a checkpoint every four steps."""
         files = {"train_files": "train.jsonl", "validation_files": "held_out.jsonl"}
         files |= {"tokenizer_name": "tokenizer", "documents_dir": "documents"}
         options = {name: self.folder / file for name, file in files.items()} | QUIET
@@ -102,16 +97,13 @@ class Workbench:
         return script(pretrain_mlm.__file__, options | changes)
 
     def second_phase(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """examples/pretrain_mlm.py, phase 2, from the model of the workbench."""
         options = dict(phase=2, init_from=self.folder / "model", longer_than=[24, 40], max_length=64)
         return self.pretrain(output_dir, warmup_steps=None, config_overrides=None, **options, **changes)
 
     def streaming(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """examples/pretrain_mlm.py, which tokenizes during training."""
         return self.pretrain(output_dir, streaming=True, **changes)
 
     def contrastive(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """examples/train_contrastive.py: 8 steps, a checkpoint every three steps."""
         files = dict(model_name_or_path=self.folder / "model", train_files=self.folder / "pairs.jsonl")
         options = QUIET | files | dict(output_dir=output_dir, max_steps=8, warmup_steps=2, save_steps=3)
         options |= dict(per_device_train_batch_size=8, max_seq_length=32, learning_rate=1e-3)

@@ -133,7 +133,6 @@ def test_a_base_model_that_was_moved_is_given_by_its_place_and_a_folder_without_
 
 @pytest.fixture
 def files(model_folder, tmp_path):
-    """A base model, and rows whose label is whether they hold `red` or `old`."""
     shutil.copytree(model_folder, tmp_path / "base")
     starts = ["the fox", "a dog", "it jumps", "lazy sea", "warm house"]
     words = (("red", "R"), ("old", "O"))

@@ -16,9 +16,8 @@ from neobert_hf.checkpoints.trust import DATA_FILES, check_links, check_source, 
 
 FOREIGN = {  # settings by which a loader runs code of another place, by the file that holds them
     "config.json": {
-        "auto_map": {"AutoModel": "other/place--model.Model"},
+        **{"auto_map": {"AutoModel": "other/place--model.Model"}, "attn_implementation": "other/kernel"},
         "custom_pipelines": {"search": {"impl": "other/place--search.Search"}},
-        "attn_implementation": "other/kernel",
     },
     "tokenizer_config.json": {"auto_map": {"AutoTokenizer": [None, "other/place--tokenizer.Tokenizer"]}},
 }

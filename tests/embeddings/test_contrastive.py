@@ -106,7 +106,6 @@ NEGATIVES = ["dog", "fox and", "the sea is by a house", "jumps"]
 
 
 def gradients_of(folder, unpad=True, columns=(QUESTIONS, ANSWERS, NEGATIVES), **options):
-    """Loss and every gradient of one batch in float64."""
     encoder = embeddings.sentence_transformer(folder).double()
     encoder[0].model.config.unpad_inputs = unpad
     encoder.train()

@@ -477,11 +477,8 @@ def test_documents_and_file_names_cannot_control_the_terminal(tmp_path, model, m
     folder = tmp_path / "docs"
     folder.mkdir()
     text = "the quick \x1b]0;PWNED\x07 fox \x1b[2J\x1b[31mjumps \x9b31mover\u202e the dog\n"
-    for name, content in {
-        "a.txt": text.encode(),
-        "c\x1b[31m.txt": b"the dog\n",
-        "e\x1b[31mX.txt": bytes(range(128, 256)),
-    }.items():
+    files = {"a.txt": text.encode(), "c\x1b[31m.txt": b"the dog\n", "e\x1b[31mX.txt": bytes(range(128, 256))}
+    for name, content in files.items():
         (folder / name).write_bytes(content)
     (folder / "f.\x1b[5m").write_bytes(b"\0")
     printed = command(folder, "the fox", "--model", model)
@@ -577,12 +574,8 @@ BAD = [
 def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embedded, monkeypatch, arguments, message):
     monkeypatch.chdir(notes.parent)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    for name, content in {
-        "empty.pdf": b"",
-        "pictures/a.png": b"\0",
-        "old.txt": bytes(range(128, 256)),
-        "rows.csv": b"body\nfox\n",
-    }.items():
+    files = {"empty.pdf": b"", "pictures/a.png": b"\0", "old.txt": bytes(range(128, 256)), "rows.csv": b"body\nfox\n"}
+    for name, content in files.items():
         file = notes.parent / name
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(content)

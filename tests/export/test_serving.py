@@ -364,16 +364,9 @@ def predicted(model, file, output, **options):
     return [row.values for row in read_rows(output)]
 
 
-PREDICTED = {
-    "softmax": ("texts.csv", ["text"]),
-    "sigmoid": ("texts.csv", ["text", "other"]),
-    "number": ("texts.csv", ["text"]),
-    "few": ("texts.csv", ["text"]),
-    "scores": ("texts.csv", ["text", "other"]),
-    "modules": ("texts.csv", ["text", "other"]),
-    "tags": ("words.jsonl", ["text"]),
-    "answers": ("questions.jsonl", ["text"]),
-}
+PREDICTED = dict.fromkeys(("softmax", "number", "few"), ("texts.csv", ["text"]))
+PREDICTED |= dict.fromkeys(("sigmoid", "scores", "modules"), ("texts.csv", ["text", "other"]))
+PREDICTED |= {"tags": ("words.jsonl", ["text"]), "answers": ("questions.jsonl", ["text"])}
 
 
 @pytest.mark.parametrize("name", PREDICTED)

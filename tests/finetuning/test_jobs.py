@@ -36,7 +36,6 @@ COLUMNS = {Classifier: (TEXTS, LABELS), Tagger: (WORDS, TAGS), QuestionAnswerer:
 
 @pytest.fixture(scope="module", params=COLUMNS, ids=lambda job: job.__name__)
 def trained(request, start):
-    """A job of each class after `fit`, and its columns."""
     columns = COLUMNS[request.param]
     return request.param(start, 16).fit(*columns, **FAST), columns
 

@@ -71,14 +71,12 @@ STORED = {  # settings of RoPE in config.json, in every format
     "scaling of transformers 5": {"rope_parameters": {**LINEAR, **BASE}},
     "all in the scaling of transformers 4": {"rope_scaling": {**LINEAR, **BASE}},
 }
+OWN_LENGTH = {"original_max_position_embeddings": 32}
 OVERRIDES = {  # a scaling, and what it becomes
     "the base of the training": ({"rope_type": "default"}, {"rope_type": "default", **BASE}),
     "base and length of the training": (YARN, {**YARN, **BASE, "original_max_position_embeddings": 64}),
     "its own base": ({"rope_type": "default", "rope_theta": 500.0},) * 2,
-    "its own length": (
-        {**YARN, "original_max_position_embeddings": 32},
-        {**YARN, **BASE, "original_max_position_embeddings": 32},
-    ),
+    "its own length": ({**YARN, **OWN_LENGTH}, {**YARN, **BASE, **OWN_LENGTH}),
 }
 
 

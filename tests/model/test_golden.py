@@ -9,13 +9,9 @@ pytestmark = pytest.mark.compat
 # Largest error over largest value. In float64 only the order of summation differs; float32 has 24 bits.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 
-OPTIONS = {
-    "default": {},
-    "sdpa": {"attn_implementation": "sdpa"},
-    "eager": {"attn_implementation": "eager"},
-    "flex": {"attn_implementation": "flex_attention"},
-    "padded": {"unpad_inputs": False},
-}
+KERNELS = {"sdpa": "sdpa", "eager": "eager", "flex": "flex_attention"}
+OPTIONS = {name: {"attn_implementation": kernel} for name, kernel in KERNELS.items()}
+OPTIONS |= {"default": {}, "padded": {"unpad_inputs": False}}
 
 
 @pytest.fixture(params=OPTIONS, ids=str)

@@ -337,7 +337,6 @@ def test_a_batch_without_labels_has_loss_zero_and_gradients(model, batch):
 
 @pytest.fixture
 def labels_everywhere(batch):
-    """The padded batch with a label at every padding."""
     is_padding = batch["padded"]["attention_mask"] == 0
     return {**batch["padded"], "labels": batch["padded"]["labels"].masked_fill(is_padding, 1)}
 

@@ -49,7 +49,6 @@ def results(model):
 
 
 def main(folder, out):
-    """One of two processes: write what this process finds, in files with the number of the process."""
     found, words = {}, {}
     for cls in (NeoBERTModel, NeoBERTForMaskedLM):
         model = load(cls, folder)

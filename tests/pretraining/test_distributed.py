@@ -43,7 +43,6 @@ ZERO = {
 
 @pytest.fixture(scope="module")
 def alone(corpus, tmp_path_factory):
-    """The folder and the loss curve of a run on one process."""
     folder = tmp_path_factory.mktemp("alone")
     return folder, run(corpus, folder, **OPTIONS)
 

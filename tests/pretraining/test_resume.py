@@ -81,7 +81,6 @@ def run_of_eight_steps(corpus, tmp_path_factory):
 
 @pytest.fixture
 def finished(run_of_eight_steps, tmp_path):
-    """A copy of the folder, and the figures."""
     return shutil.copytree(run_of_eight_steps[0], tmp_path / "run"), run_of_eight_steps[1]
 
 

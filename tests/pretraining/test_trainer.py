@@ -84,13 +84,9 @@ def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_c
     texts = ["the quick brown fox jumps", "a dog sleeps by the sea"] * 4
     rows = [{"input_ids": ids} for ids in tokenizer(texts)["input_ids"]]
     collator, seen = neobert_hf.PackedMLMCollator(tokenizer, batch_format="padded", seed=0, mlm_probability=0.5), []
-    options = {
-        "args": arguments(tmp_path, per_device_eval_batch_size=4),
-        "eval_dataset": rows,
-        "data_collator": collator,
-    }
-    options["compute_metrics"] = lambda results: seen.append(results) or {}
-    Trainer(model, **options, preprocess_logits_for_metrics=predicted_tokens).evaluate()
+    options = {"compute_metrics": lambda results: seen.append(results) or {}, "eval_dataset": rows}
+    options["preprocess_logits_for_metrics"] = predicted_tokens
+    Trainer(model, arguments(tmp_path, per_device_eval_batch_size=4), collator, **options).evaluate()
     ((predictions, labels),) = seen
     collator = neobert_hf.PackedMLMCollator(tokenizer, batch_format="padded", seed=0, mlm_probability=0.5)
     assert predictions.shape == labels.shape

@@ -50,7 +50,6 @@ def test_what_a_gpu_cannot_run_fast_is_refused_with_the_way_out(graphs, monkeypa
 
 
 def on_both(lengths, seed):
-    """Padded ids and mask on the CPU, of rows of these lengths."""
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(5, 50, mask.shape, generator=torch.Generator().manual_seed(seed))
     return {"input_ids": ids, "attention_mask": mask}

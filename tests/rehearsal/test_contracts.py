@@ -29,8 +29,6 @@ HALF = {torch.float16, torch.bfloat16}
 
 
 class Release(NamedTuple):
-    """The newest release of a distribution, and the folder with its files."""
-
     version: str
     folder: Path
 

@@ -307,7 +307,6 @@ def test_trusted_rows_are_one_graph_for_all_lengths_compiled_and_exported(backen
 
 @pytest.fixture(scope="module", autouse=True)
 def report():
-    """Write the counts if all cases have run."""
     yield
     if set(CASES) == DONE:
         versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}

@@ -83,7 +83,6 @@ def read(folder, name):
 
 
 def largest_error(logits, expected):
-    """Over the real tokens of padded or packed rows."""
     lengths, logits = [len(x) for x in expected], logits.detach().float().numpy()
     rows = logits if len(logits) == len(lengths) else np.split(logits[0], np.cumsum(lengths)[:-1])
     return max(np.abs(row[: len(x)] - x).max() for row, x in zip(rows, expected, strict=True))

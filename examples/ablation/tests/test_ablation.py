@@ -239,11 +239,7 @@ def test_the_pairs_have_every_value_of_a_recipe():
     ("arms", "more", "message"),
     [
         ({"a": {}}, {}, "give two arms or more"),
-        (
-            {"a": {}, "b": {"learning_rat": 1}},
-            {},
-            "arm b: learning_rat is no argument of .*; did you mean learning_rate",
-        ),
+        ({"a": {}, "b": {"learning_rat": 1}}, {}, "arm b: learning_rat is no .*; did you mean learning_rate"),
         ({"a": {}, "b": {"schedule": "cosine"}}, {}, "arm b: schedule='cosine' is not one of"),
         ({"a": {}, "b": {"bf16": True}}, {}, "the arms a and b have different precision"),
         ({"a": {}, "b": {"config_overrides": "vocab_size=500"}}, {}, r"vocabularies of \{'a': 96, 'b': 500\} tokens"),

@@ -311,10 +311,7 @@ def test_a_task_without_mnli_starts_from_the_given_model_and_says_so(model_folde
         ("--seeds 0", "seeds=0 leaves no run"),
         ("--max_seq_length 2", "max_seq_length=2 leaves no token"),
         # before WNLI runs
-        (
-            "--tasks wnli sst2 --preset NeoBERT-1024 --learning_rate 1e-3",
-            "--grid or --preset sets per_device_train_batch",
-        ),
+        ("--tasks wnli sst2 --preset NeoBERT-1024 --learning_rate 1e-3", "--grid or --preset sets per_device_train"),
         ("--save_steps 7", "save_steps is part of the paper's protocol"),
     ],
 )

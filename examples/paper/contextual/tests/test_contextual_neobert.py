@@ -58,7 +58,6 @@ def embed(model, *args, **kwargs):
 
 
 def stage_oracle(model, stage):
-    """The oracle of a NeoBERT with the weights of a stage."""
     weights = {f"model.{name}": value.numpy() for name, value in getattr(model, stage).state_dict().items()}
     return Oracle(weights)
 
