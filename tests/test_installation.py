@@ -10,9 +10,6 @@ from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("sentence_transformers", reason="this test runs neobert embed (pip install -e .[embed])")
-
 from packaging.requirements import Requirement
 from setuptools.config.pyprojecttoml import load_file
 

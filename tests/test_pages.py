@@ -56,9 +56,7 @@ def test_the_snippets_run(snippet, tokenizer, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [README, FIRST_PAGE], ids=["README", "first_model"])
-def test_the_blocks_of_a_first_page_run_in_an_empty_folder_with_an_installed_wheel(
-    page, installed, tokenizer, tmp_path
-):
+def test_the_blocks_of_a_first_page_run_in_an_empty_folder_with_the_wheel(page, installed, tokenizer, tmp_path):
     """In one shell, offline, as pasted; only the port and the published checkpoint are others, and pip installs nothing."""
     checkpoint = write_checkpoint(tmp_path / "NeoBERT", random_weights(), vocab_size=CONFIG["vocab_size"])
     tokenizer.save_pretrained(checkpoint)
@@ -68,9 +66,8 @@ def test_the_blocks_of_a_first_page_run_in_an_empty_folder_with_an_installed_whe
     blocks = re.findall(r"```(bash|python)\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     shell = [block if kind == "bash" else f"python - <<'END'\n{block}END\n" for kind, block in blocks]
     script = "".join(shell).replace("chandar-lab/NeoBERT", str(checkpoint))
-    script = re.sub(r"neobert serve [\w/]+", rf"\g<0> --port {port}", script).replace(
-        "localhost:8000", f"localhost:{port}"
-    )
+    script = re.sub(r"neobert serve [\w/]+", rf"\g<0> --port {port}", script)
+    script = script.replace("localhost:8000", f"localhost:{port}")
     which = "python -c 'import neobert_hf.examples as found; print(found.__file__)'\n"
     start = "set -e\ntrap 'kill $(jobs -p) 2> /dev/null || true' EXIT\npip() { true; }\n"
     (tmp_path / "page.sh").write_text(start + which + script)
@@ -90,7 +87,6 @@ def test_the_blocks_of_a_first_page_run_in_an_empty_folder_with_an_installed_whe
 
 
 def shell_blocks(page):
-    """The bash blocks of a page without their here-documents."""
     for block in re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
         yield re.sub(r"<<'(\w+)'\n.*?^\1$", "", block, flags=re.DOTALL | re.MULTILINE)
 
@@ -128,9 +124,7 @@ def commands_of(page):
             words = shlex.split(line, comments=True)
             if words[:1] == ["neobert"]:
                 yield f"neobert {words[1]}", [word for word in words if word.startswith("--")]
-            elif scripts := [
-                i for i, word in enumerate(words) if re.fullmatch(r"\w+/.*\.py|neobert_hf\.examples.*", word)
-            ]:
+            elif scripts := [i for i, each in enumerate(words) if re.fullmatch(r"\w+/.*\.py|neobert_hf\.exa.*", each)]:
                 yield words[scripts[0]], [word for word in words[scripts[0] :] if word.startswith("--")]
 
 

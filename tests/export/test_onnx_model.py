@@ -9,7 +9,6 @@ import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +111,6 @@ def test_a_tokenizer_without_a_token_for_padding_gives_the_same_embeddings(expor
 
 
 def exported(model_class, config, tokenizer, folder, **options):
-    """A model with random weights that are large enough to show errors, and the exported folder."""
     for name, value in {"num_hidden_layers": 1, **options}.items():
         setattr(config, name, value)
     torch.manual_seed(0)
@@ -198,13 +196,11 @@ RERANKERS = {  # labels, activation of the scores, its definition
     "three of which several": (3, torch.nn.Sigmoid(), expit),
     "two of which one": (2, torch.nn.Softmax(), partial(softmax, axis=1)),
 }
-FAST = ("two of which one", True)
-KINDS_OF_RERANKERS = [
-    pytest.param(*kind, marks=() if kind == FAST else pytest.mark.slow) for kind in product(RERANKERS, (True, False))
-]
 
 
-@pytest.mark.parametrize(("name", "is_modular"), KINDS_OF_RERANKERS)
+@pytest.mark.slow
+@pytest.mark.parametrize("is_modular", [True, False])
+@pytest.mark.parametrize("name", RERANKERS)
 def test_a_reranker_gives_the_scores_of_sentence_transformers(tiny_config, tokenizer, tmp_path, name, is_modular):
     """Of all modules, with the default prompt and length; a problem type of the encoder does not count."""
     num_labels, activation, by_definition = RERANKERS[name]

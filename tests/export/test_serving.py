@@ -123,8 +123,6 @@ def folders(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client_of(folders):
-    """The client of a server of a folder, as it is or exported."""
-
     @cache
     def client(name, is_exported=False):
         folder = folders / (f"exported {name}" if is_exported else name)
@@ -366,16 +364,9 @@ def predicted(model, file, output, **options):
     return [row.values for row in read_rows(output)]
 
 
-PREDICTED = {
-    "softmax": ("texts.csv", ["text"]),
-    "sigmoid": ("texts.csv", ["text", "other"]),
-    "number": ("texts.csv", ["text"]),
-    "few": ("texts.csv", ["text"]),
-    "scores": ("texts.csv", ["text", "other"]),
-    "modules": ("texts.csv", ["text", "other"]),
-    "tags": ("words.jsonl", ["text"]),
-    "answers": ("questions.jsonl", ["text"]),
-}
+PREDICTED = dict.fromkeys(("softmax", "number", "few"), ("texts.csv", ["text"]))
+PREDICTED |= dict.fromkeys(("sigmoid", "scores", "modules"), ("texts.csv", ["text", "other"]))
+PREDICTED |= {"tags": ("words.jsonl", ["text"]), "answers": ("questions.jsonl", ["text"])}
 
 
 @pytest.mark.parametrize("name", PREDICTED)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf import MINI_MODEL_PATH
 
-pa = pytest.importorskip("pyarrow")
 pytest.importorskip("ray", reason="ray is not installed (make test-runtimes)")
 pytestmark = pytest.mark.runtime
 
@@ -42,7 +42,6 @@ def start(corpus, output, model=MINI_MODEL_PATH, dtype="float32"):
 
 
 def wait_for_a_block(run, output):
-    """Wait until a block is written, and recorded as such beside the output."""
     while not [file for file in output.parent.glob("vectors.*/*.parquet") if ".pending" not in file.name]:
         assert run.poll() is None, run.stdout.read()
         time.sleep(0.1)

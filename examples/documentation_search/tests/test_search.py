@@ -27,15 +27,11 @@ def cache(tmp_path, monkeypatch):
 
 
 def entries_about(*texts, mentions=None):
-    return [
-        Entry("p", f"p.f{i}", "(x)", text, "p", f"f{i}", mentions[i] if mentions else 0) for i, text in enumerate(texts)
-    ]
+    return [Entry("p", f"p.f{i}", "(x)", x, "p", f"f{i}", mentions[i] if mentions else 0) for i, x in enumerate(texts)]
 
 
 def test_the_nearest_entries_come_first(folder):
-    entries = entries_about(
-        "quick fox. The old sea.", "lazy dog", "quick brown fox", "warm house. A fox.", "sea", "jumps"
-    )
+    entries = entries_about("quick fox. The old sea.", "lazy dog", "quick brown fox", "warm house. A fox.", "sea", "a")
     model = sentence_transformer(folder)
     question = "the quick brown fox"
     vector = model.encode(question, normalize_embeddings=True)

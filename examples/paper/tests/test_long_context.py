@@ -2,12 +2,9 @@
 
 import json
 
+import evaluate_long_context
 import pytest
 import torch
-
-pytest.importorskip("matplotlib", reason="the figure needs matplotlib (pip install -e .[train])")
-
-import evaluate_long_context
 from conftest import SENTENCE, json_lines, run_main
 from long_context import SCALINGS, rope_parameters
 from pseudo_perplexity import MaskedText, masked_losses, positions_to_mask
@@ -39,9 +36,8 @@ def test_every_value_is_that_of_the_model_loaded_with_the_scaling(command, token
                 "dynamic": {"rope_type": "dynamic", "factor": 1.0},
                 "yarn": {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 8},
             }[point["scaling"]]
-            model = NeoBERTForMaskedLM.from_pretrained(
-                command[3], rope_parameters=rope, max_position_embeddings=8
-            ).eval()
+            options = {"rope_parameters": rope, "max_position_embeddings": 8}
+            model = NeoBERTForMaskedLM.from_pretrained(command[3], **options).eval()
             documents = [MaskedText(ids, positions_to_mask(ids, tokenizer.all_special_ids, 5, seed)) for seed in (0, 1)]
             losses = torch.tensor(list(masked_losses(model, tokenizer.mask_token_id, documents)))
             tolerance = 2e-2  # the command computes in bfloat16 where the processor has it
