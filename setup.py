@@ -1,4 +1,4 @@
-"""The description that an index shows: README.md, whose links to files lead nowhere there. All other metadata is in pyproject.toml."""
+"""The description that an index shows: README.md, whose links to files lead nowhere there. pyproject.toml has all else."""
 
 import re
 from pathlib import Path

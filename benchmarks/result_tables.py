@@ -2,8 +2,8 @@
 
     python benchmarks/result_tables.py            (after a new result, and after a change of this file)
 
-A page holds its tables between `<!-- table:NAME -->` and `<!-- end -->`, so that every reader of Markdown shows them. NAME is that
-of a result, or of a function in `SUMMARIES`.
+A page holds its tables between `<!-- table:NAME -->` and `<!-- end -->`, so that every reader of Markdown shows them. NAME is a
+result, or a function of `SUMMARIES`.
 """
 
 import hashlib

@@ -22,10 +22,10 @@ The paper, phases 1 and 2; a checkpoint has 2.9 GB, so the newest three stay. `n
         --save_total_limit 3 --phase 2 --init_from runs/pretraining --output_dir runs/pretraining-4096 \\
         --documents_dir runs/pretraining/documents
 
-Rerun the command to resume exactly after an interruption. `--recipe` is `paper`, `code`
-(the values of the authors' code) or a YAML file, such as (in a checkout) `examples/paper/recipes/m3.yaml` of the paper's ablations.
-Each value has an argument too. `--max_steps` scales warmup and decay. Phase 2 trains at a tenth of `--learning_rate`, where the schedule of
-phase 1 ends: give both phases the same value.
+Rerun the command to resume exactly after an interruption. `--recipe` is `paper`, `code` (the values of the authors' code) or a
+YAML file; in a checkout, `examples/paper/recipes` has those of the paper's ablations. Each value has an argument too.
+`--max_steps` scales warmup and decay. Phase 2 trains at a tenth of `--learning_rate`, where the schedule of phase 1 ends: give
+both phases the same value.
 """
 
 from neobert_hf.checkpoints import write_card

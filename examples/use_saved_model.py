@@ -2,7 +2,7 @@
 
     python -m neobert_hf.examples.use_saved_model runs/small
 
-The folder is one that `save_pretrained`, a training of this package or hub_upload/build.py (in a checkout) has written, with its tokenizer.
+The folder is one that `save_pretrained` or a training of this package has written, with its tokenizer.
 """
 
 import argparse

@@ -21,7 +21,9 @@ def public_names():
     """Full names of the reference: `neobert_hf.sentence_transformer`, `neobert_hf.runs.lock_run`, ..."""
     page = (ROOT / "docs/reference.md").read_text("utf-8")
     names, module = set(), ""
-    for kind, name in re.findall(r"^\.\. (autoclass|autofunction|currentmodule|py:data):: ([\w.]+)", page, re.MULTILINE):
+    for kind, name in re.findall(
+        r"^\.\. (autoclass|autofunction|currentmodule|py:data):: ([\w.]+)", page, re.MULTILINE
+    ):
         if kind == "currentmodule":
             module = name
         else:

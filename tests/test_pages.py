@@ -1,4 +1,4 @@
-"""Pages: snippets run, tables match the stored results, and every named command, flag, file and function exists, in a wheel or a checkout."""
+"""Pages: snippets run; tables match the stored results, and every named flag, file and function exists where the page says."""
 
 import importlib
 import json
@@ -144,9 +144,9 @@ COMMANDS |= {(f"neobert {name}", "") for name in neobert_cli.SCRIPTS}
 
 
 def wheel_files():
-    """Files of the wheel, by pyproject.toml: those of packages as `neobert_hf/...`, the others as where they are in a checkout."""
+    """Files of the wheel by pyproject.toml, as they are installed."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
-    files = {path for patterns in settings["data-files"].values() for each in patterns for path in glob(each, root_dir=ROOT)}
+    files = set()
     for package in settings["packages"]:
         inside = package.replace(".", "/")
         folder = ROOT / settings["package-dir"].get(package, f"src/{inside}")
@@ -161,7 +161,7 @@ UNSHIPPED = {file.name for file in SCRIPTS} - {Path(file).name for file in WHEEL
 
 
 def not_in_a_wheel(text, division=r"^(?=##)"):
-    """What a text names and no wheel has, but for sections that say "in a checkout"; the first one may say so of the whole page."""
+    """What a text names and no wheel has, without sections that say "in a checkout"; the first may say so of the page."""
     sections = re.split(division, text, flags=re.MULTILINE)
     if re.search(r"\bpage\b[^.]*\bin\s+a\s+checkout", sections[0]):
         return []
@@ -255,7 +255,8 @@ def test_every_file_that_a_page_names_exists():
         text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
         named = re.findall(r"\]\((?!http)([^)#]+)[^)]*\)|`((?:[\w-]+/)+[\w.-]+\.(?:py|sh|md|toml|yaml))`", text)
         for file in (linked or quoted for linked, quoted in named):
-            assert any((folder / file).exists() for folder in (ROOT, PACKAGE, page.parent)), f"{page.name} names {file}"
+            exists = file in WHEEL or any((folder / file).exists() for folder in (ROOT, PACKAGE, page.parent))
+            assert exists, f"{page.name} names {file}"
 
 
 def test_every_page_is_in_the_table_of_contents():

@@ -14,11 +14,10 @@ import pytest
 import ragged
 import runtimes
 import serving
-import throughput
 import torch
 import transformers
 from conftest import run_main
-from harness import Ceiling, docstrings, median_ratio
+from harness import Ceiling, docstrings
 from published import PublishedMaskedLM
 from ragged import log_normal_lengths
 
@@ -74,10 +73,6 @@ def test_the_ceiling_counts_all_matrix_products_of_the_model():
     no_attention, some = (ceiling.tokens_per_s(100, 0.5, length) for length in (0, 4096))
     assert no_attention == 200
     assert some == pytest.approx(200 * 396.4e6 / (396.4e6 + 86e3 * 4096), rel=1e-2)
-
-
-def test_the_ratio_is_the_median_over_the_ratios_of_the_rounds():
-    assert median_ratio([2, 40, 2], [1, 20, 1]) == 2
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks/results").rglob("*.json")), ids=lambda file: file.stem)
@@ -141,20 +136,6 @@ def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path
     assert last == json.loads((tmp_path / "result.json").read_text())
     assert "|" in (tmp_path / "result.md").read_text() and (tmp_path / "result.md").read_text() in printed
     assert last["benchmark"] == name and last["rows"] and last["versions"]["torch"] == torch.__version__
-
-
-def test_an_unknown_model_is_refused_by_name():
-    with pytest.raises(SystemExit, match="roberta is not one of ours"):
-        run_main(throughput, "--models", "ours", "roberta")
-    with pytest.raises(SystemExit, match="tensorflow is not one of sdpa"):
-        run_main(runtimes, "--paths", "sdpa", "tensorflow")
-
-
-def test_a_runtime_that_is_not_installed_is_named_before_a_file_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(runtimes, "find_spec", lambda package: package == "torch")
-    with pytest.raises(SystemExit, match="openvino is not installed"):
-        run_main(runtimes, "--paths", "sdpa", "openvino", "--folder", str(tmp_path / "files"))
-    assert not any(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------------------------------- pretraining beside its peers

@@ -55,16 +55,3 @@ def test_gradients_reach_the_output_of_a_new_block_at_once_and_the_whole_block_a
     optimizer.step()
     deeper(ids, labels=ids).loss.backward()
     assert all(weight.grad.any() for weight in block.parameters())
-
-
-def test_an_encoder_with_a_configuration_of_its_own_gets_the_new_depth_too():
-    model = model_of(NeoBERTForMaskedLM)
-    model.model = model_of(NeoBERTModel)
-    deeper = with_more_blocks(model, 6)
-    assert deeper.config.num_hidden_layers == deeper.model.config.num_hidden_layers == 6
-    assert model.config.num_hidden_layers == model.model.config.num_hidden_layers == 4
-
-
-def test_a_depth_that_is_not_more_is_refused():
-    with pytest.raises(ValueError, match="num_hidden_layers=4, but the model has 4; choose a larger number"):
-        with_more_blocks(model_of(NeoBERTModel), 4)

@@ -85,11 +85,6 @@ def test_an_error_names_the_package_that_has_no_documentation():
         read(("json", "no_such_package"))
 
 
-def test_an_error_shows_why_the_reader_failed(shop):
-    with pytest.raises(RuntimeError, match=r"reading shop\.exits failed: exit status 3"):
-        read(("shop.exits",))
-
-
 @pytest.mark.slow
 def test_mentions_are_the_modules_whose_code_has_every_part_of_the_name(library):
     """Modules that call the function by its full name are a lower bound; sources with these words are an upper bound."""
