@@ -19,8 +19,15 @@ SCRIPTS = [*EXAMPLES, ROOT / "examples/ablation/ablate.py", *sorted((ROOT / "hub
 
 def public_names():
     page = (ROOT / "docs/reference.md").read_text("utf-8")
-    names = re.findall(r"^\.\. (?:autoclass|autofunction|py:data):: ([\w.]+)", page, re.MULTILINE)
-    return {name if name.startswith("neobert_hf.") else f"neobert_hf.{name}" for name in names}
+    names, module = set(), ""
+    for kind, name in re.findall(
+        r"^\.\. (autoclass|autofunction|currentmodule|py:data):: ([\w.]+)", page, re.MULTILINE
+    ):
+        if kind == "currentmodule":
+            module = name
+        else:
+            names.add(name if name.startswith("neobert_hf.") else f"{module}.{name}")
+    return names
 
 
 def used_names(source):

@@ -84,6 +84,16 @@ def test_the_wheel_has_the_scripts_and_no_tests(installed):
     assert not [file for file in files if "tests/" in file or "conftest" in file]
 
 
+@pytest.mark.slow
+def test_the_description_names_files_that_the_wheel_installs(installed):
+    """An index shows it alone, where a link to a file leads nowhere."""
+    (metadata,) = installed.glob("neobert_hf-*.dist-info/METADATA")
+    text = metadata.read_text("utf-8")
+    named = re.findall(r" \(`([\w./]+)`\)", text)
+    assert len(named) > 15 and not re.findall(r"\]\((?!https?:|#)", text)
+    assert not [file for file in named if not (installed / "share/doc/neobert_hf" / file).is_file()]
+
+
 MISSING = [  # what is installed beside the wheel, the command, and the end of its line
     ("neobert_hf", "finetune-classifier", "'datasets'; install it: pip install 'neobert_hf[train]'\n"),
     ("neobert_hf", "train-contrastive", "'datasets'; install it: pip install 'neobert_hf[embed]'\n"),

@@ -14,11 +14,10 @@ import pytest
 import ragged
 import runtimes
 import serving
-import throughput
 import torch
 import transformers
 from conftest import run_main
-from harness import Ceiling, docstrings, median_ratio
+from harness import Ceiling, docstrings
 from published import PublishedMaskedLM
 from ragged import log_normal_lengths
 
@@ -74,10 +73,6 @@ def test_the_ceiling_counts_all_matrix_products_of_the_model():
     no_attention, some = (ceiling.tokens_per_s(100, 0.5, length) for length in (0, 4096))
     assert no_attention == 200
     assert some == pytest.approx(200 * 396.4e6 / (396.4e6 + 86e3 * 4096), rel=1e-2)
-
-
-def test_the_ratio_is_the_median_over_the_ratios_of_the_rounds():
-    assert median_ratio([2, 40, 2], [1, 20, 1]) == 2
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks/results").rglob("*.json")), ids=lambda file: file.stem)

@@ -186,14 +186,6 @@ def test_a_folder_with_anything_else_is_refused_before_the_hub_is_asked(hub, fol
     assert not hub.requests and TOKEN not in str(error.value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("repo_id", ["a/b/c", "org/na me", "-x/..", "org/", "small"])
-def test_an_invalid_id_is_refused(hub, folder, repo_id):
-    with pytest.raises(SystemExit) as error:
-        run_main(push, folder, repo_id)
-    assert "\n" not in str(error.value).strip() and not hub.requests
-
-
 @pytest.mark.parametrize("is_reached", [True, False])
 def test_a_hub_that_refuses_or_is_not_there_is_one_line_and_changes_nothing(
     hub, folder, unverified, is_reached, monkeypatch

@@ -282,7 +282,7 @@ def test_a_model_that_has_diverged_is_refused():
 
 
 def test_the_table_of_learning_rates_on_the_page_is_that_of_the_paper():
-    page = (Path(__file__).parents[2] / "docs/finetuning.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "examples/paper/README.md").read_text("utf-8")
     rows = re.findall(r"^\| ([A-Za-z\d-]+) \| .* \| (.*) \| (.*) \|$", page, re.MULTILINE)
     known = {task.lower().replace("-", ""): columns for task, *columns in rows if "," in columns[0]}
     assert {task: tuple(map(ast.literal_eval, columns)) for task, columns in known.items()} == TABLE_6

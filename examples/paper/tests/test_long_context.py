@@ -6,7 +6,6 @@ import evaluate_long_context
 import pytest
 import torch
 from conftest import SENTENCE, json_lines, run_main
-from long_context import SCALINGS, rope_parameters
 from pseudo_perplexity import MaskedText, masked_losses, positions_to_mask
 
 from neobert_hf import NeoBERTForMaskedLM
@@ -52,9 +51,3 @@ def test_an_unknown_scaling_and_texts_that_are_too_short_are_refused(command, ca
     assert "scalings: ntk is not one of none, linear, dynamic, yarn" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="no text has 64 tokens; give longer texts"):
         run_main(evaluate_long_context, *command, "--lengths", "64")
-
-
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_the_factor_is_one_at_the_trained_length(scaling):
-    rope = rope_parameters(scaling, 8, 8)
-    assert rope.get("factor", 1.0) == 1.0
