@@ -126,7 +126,7 @@ class QuestionAnswerer(Job):
         return answer_metrics([found["answer"] for found in outputs], labels)
 
     def _trivial(self, labels: Sequence[Any]) -> tuple[list[dict], str]:
-        return [{"answer": "", "score": 0.0, "start": None}] * len(labels), "no answer to any question"
+        return [{"answer": "", "score": 0.0, "start": None}] * len(labels), "never an answer"
 
     def prediction_rows(self, outputs: list[dict], rows: list[dict]) -> list[dict]:
         """Return rows with `answer`, `score` and `start`."""

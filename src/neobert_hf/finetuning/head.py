@@ -6,12 +6,13 @@ Source: linear probing before fine-tuning, arXiv 2202.10054.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
+from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 from sklearn.multiclass import OneVsRestClassifier
@@ -20,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
+from transformers import Trainer
 
 from .texts import MULTI, REGRESSION, SINGLE
 
@@ -36,15 +38,18 @@ def last_layer(model: nn.Module) -> nn.Linear:
     return [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
 
 
-def inputs_of_last_layer(model: nn.Module, rows: Dataset, collate: Callable, batch_size: int) -> np.ndarray:
+def inputs_of_last_layer(trainer: Trainer, rows: Dataset) -> np.ndarray:
     """Return the vectors (N, D) in float32 from which a classifier computes the logits of N rows, without dropout."""
+    model = trainer.model
+    names = [name for name in trainer.processing_class.model_input_names if name in rows.column_names]
+    loader = DataLoader(rows.select_columns(names), trainer.args.eval_batch_size, collate_fn=trainer.data_collator)
     found: list[torch.Tensor] = []
     hook = last_layer(model).register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].float().cpu()))
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            for batch in DataLoader(rows, batch_size, collate_fn=collate):
+            for batch in loader:
                 model(**batch.to(model.device))
     finally:
         hook.remove()
@@ -53,20 +58,26 @@ def inputs_of_last_layer(model: nn.Module, rows: Dataset, collate: Callable, bat
 
 
 @one_thread
-def choose_strength(vectors: np.ndarray, labels: np.ndarray, problem_type: str) -> float:
+def choose_strength(
+    vectors: np.ndarray | csr_matrix,
+    labels: np.ndarray,
+    problem_type: str,
+    strengths: Sequence[float] = STRENGTHS,
+) -> float:
     """Return the C of a logistic regression with the best score of a cross-validation on training rows.
 
     Args:
-        vectors: (N, D) of the rows.
+        vectors: (N, D) of the rows. They are scaled to mean 0 and deviation 1, unless they are sparse.
         labels: (N,) class ids, scored by the log-likelihood; or (N, C) zeros and ones, scored by F1 over all decisions. Numbers
             have no such strength.
         problem_type: As in the config of a model.
+        strengths: What is compared, in rising order; the last but one serves if there are too few rows to compare.
     """
     if problem_type == REGRESSION:
         return DEFAULT_STRENGTH
     if problem_type == MULTI:
         search = {
-            "estimator": OneVsRestClassifier(_regression()),
+            "estimator": OneVsRestClassifier(regression()),
             "scoring": "f1_micro",
         }
         name = "estimator__C"
@@ -76,14 +87,16 @@ def choose_strength(vectors: np.ndarray, labels: np.ndarray, problem_type: str) 
         is_kept = counts[labels] > 1  # a class with one row cannot be in two folds
         vectors, labels = vectors[is_kept], labels[is_kept]
         folds = StratifiedKFold(min([NUM_FOLDS, *counts[counts > 1]]), shuffle=True, random_state=0)
-        search = {"estimator": _regression(), "scoring": "neg_log_loss"}
+        search = {"estimator": regression(), "scoring": "neg_log_loss"}
         name = "C"
-    if len(vectors) < 2 * NUM_FOLDS or len(np.unique(labels, axis=0)) < 2:
-        return DEFAULT_STRENGTH
-    grid = GridSearchCV(param_grid={name: STRENGTHS}, cv=folds, refit=False, **search)
+    if len(labels) < 2 * NUM_FOLDS or len(np.unique(labels, axis=0)) < 2:
+        return strengths[-2]
+    if isinstance(vectors, np.ndarray):
+        vectors = StandardScaler().fit_transform(vectors)
+    grid = GridSearchCV(param_grid={name: strengths}, cv=folds, refit=False, **search)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Label .* is present in all")  # in a fold, of a rare class
-        return grid.fit(StandardScaler().fit_transform(vectors), labels).best_params_[name]
+        return grid.fit(vectors, labels).best_params_[name]
 
 
 @one_thread
@@ -121,11 +134,11 @@ def fit_linear(
             if column.all():
                 bias[i] *= -1
             elif column.any():
-                fitted = _regression(strength).fit(features, column)
+                fitted = regression(strength).fit(features, column)
                 weight[i] = fitted.coef_[0]
                 bias[i] = fitted.intercept_[0]
     else:
-        fitted = _regression(strength).fit(features, labels, sample_weight=weights)
+        fitted = regression(strength).fit(features, labels, sample_weight=weights)
         of_rows = fitted.classes_[-len(fitted.coef_) :]  # of two classes, there is the difference of the logits
         bias[fitted.classes_] = 0
         weight[of_rows] = fitted.coef_
@@ -173,5 +186,6 @@ def weighted_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int
     return losses.sum() * (1 + len(weights)) / (num_items_in_batch or labels.numel())
 
 
-def _regression(strength: float = DEFAULT_STRENGTH) -> LogisticRegression:
+def regression(strength: float = DEFAULT_STRENGTH) -> LogisticRegression:
+    """Return a logistic regression that is not fitted; the strength is its C."""
     return LogisticRegression(C=strength, max_iter=1000)
