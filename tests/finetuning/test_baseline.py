@@ -8,14 +8,15 @@ import pytest
 pytest.importorskip("seqeval", reason="needs scikit-learn, seqeval and peft (pip install -e .[train])")
 
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import accuracy_score, mean_squared_error
-from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
+from sklearn.metrics import accuracy_score, f1_score, mean_squared_error
+from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold, cross_val_predict
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 
 from neobert_hf.finetuning import Classifier, baseline
 from neobert_hf.finetuning.baseline import tfidf_outputs
-from neobert_hf.finetuning.texts import SINGLE
+from neobert_hf.finetuning.texts import MULTI, SINGLE
 
 TEXTS = [f"{word} {name}" for name in ("invoice", "screen", "parcel") for word in ("my", "the sea", "a new", "an old")]
 CLASSES = [text.split()[-1] for text in TEXTS]
@@ -24,15 +25,38 @@ NUMBERS = [len(text) / 2 for text in TEXTS]
 TFIDF = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2))
 
 
+STRENGTHS, FOLDS = [1, 10, 100], KFold(3, shuffle=True, random_state=0)
+
+
+def chosen(texts, labels):
+    """The pipeline of scikit-learn, with the strength that a grid search over it finds."""
+    if isinstance(labels[0], float):
+        last = RidgeCV([0.01, 0.1, 1, 10], cv=FOLDS, scoring="neg_mean_squared_error")
+        return make_pipeline(TFIDF, Ridge(last.fit(TFIDF.fit_transform(texts), labels).alpha_))
+    model, name, options = (
+        make_pipeline(TFIDF, LogisticRegression()),
+        "logisticregression__C",
+        {"scoring": "neg_log_loss"},
+    )
+    options["cv"] = StratifiedKFold(3, shuffle=True, random_state=0)
+    if not isinstance(labels[0], str):
+        model, name = (
+            make_pipeline(TFIDF, OneVsRestClassifier(LogisticRegression())),
+            "onevsrestclassifier__estimator__C",
+        )
+        options = {"scoring": "f1_micro", "cv": FOLDS}
+    return model.set_params(**GridSearchCV(model, {name: STRENGTHS}, **options).fit(texts, labels).best_params_)
+
+
 @pytest.mark.parametrize("kind", ["one class", "folds", "numbers"])
 def test_the_scores_beside_those_of_a_fit_are_those_of_scikit_learn(start, tmp_path, kind):
     labels, held_out = (NUMBERS, [1.5, 2.0, 7.5, 3.0]) if kind == "numbers" else (CLASSES, CLASSES[8:9] + CLASSES[4:7])
-    model = make_pipeline(TFIDF, Ridge() if kind == "numbers" else LogisticRegression())
     options = {"max_steps": 1, "learning_rate": 0.0, "use_cpu": True, "output_dir": str(tmp_path)}
     job = Classifier(start, 16).fit(TEXTS, labels, (HELD_OUT, held_out), is_held_out=kind == "folds", **options)
-    found = model.fit(TEXTS, labels).predict(HELD_OUT)
+    found = chosen(TEXTS, labels).fit(TEXTS, labels).predict(HELD_OUT)
     if kind == "folds":
         folds, held_out = StratifiedKFold(5, shuffle=True, random_state=0), labels + held_out
+        model = chosen(TEXTS + HELD_OUT, held_out)
         found = cross_val_predict(model, TEXTS + HELD_OUT, held_out, cv=folds)
     name, metric = ("mse", mean_squared_error) if kind == "numbers" else ("accuracy", accuracy_score)
     job.save(tmp_path)
@@ -41,18 +65,39 @@ def test_the_scores_beside_those_of_a_fit_are_those_of_scikit_learn(start, tmp_p
     assert score == record["tfidf"][name] == pytest.approx(metric(held_out, found), rel=1e-4)
 
 
-def test_several_classes_have_a_regression_each_and_a_pair_is_one_text():
-    columns = np.array([["my" in text, "old" in text] for text in TEXTS], int)
-    found = tfidf_outputs([tuple(text.split()[-2:]) for text in TEXTS], columns, "multi_label_classification", 2, TEXTS)
-    short = [" ".join(text.split()[-2:]) for text in TEXTS]
-    expected = np.stack(
-        [make_pipeline(TFIDF, LogisticRegression()).fit(short, column).predict(TEXTS) for column in columns.T], 1
+def test_several_classes_have_a_regression_each_of_a_strength_that_finds_rare_classes_and_a_pair_is_one_text():
+    texts = [
+        f"{first} {thing} number {i}"
+        for i in range(6)
+        for first in ("my", "an old")
+        for thing in ("sea", "fox", "house", "tree")
+    ]
+    columns = np.array(
+        [[word in text.split() for word in ("sea", "fox", "house", "tree", "old")] for text in texts], int
     )
-    assert np.array_equal(found > 0, expected == 1)
+    found = tfidf_outputs([tuple(text.split(" number ")) for text in texts], columns, MULTI, 5, texts)
+    short = [text.replace(" number ", " ") for text in texts]
+    assert np.array_equal(found > 0, chosen(short, columns).fit(short, columns).predict(texts) == 1)
+    weak = make_pipeline(TFIDF, OneVsRestClassifier(LogisticRegression())).fit(short, columns).predict(texts)
+    assert f1_score(columns, found > 0, average="micro") > f1_score(columns, weak, average="micro")
+
+
+def test_rare_classes_and_a_part_of_many_rows_choose_a_strength(monkeypatch):
+    seen = []
+    choose = baseline.choose_strength
+    monkeypatch.setattr(baseline, "choose_strength", lambda *given: seen.append(given[0].shape[0]) or choose(*given))
+    texts, labels = [f"{word} {i}" for i, word in enumerate("abcd" * 9)], np.array([0, 1, 0, 1] * 9)
+    labels[:3] = 2, 3, 3
+    assert tfidf_outputs([f"text {text} {text}{text}" for text in texts], labels, SINGLE, 4, texts).shape == (36, 4)
+    monkeypatch.setattr(baseline, "MOST_COMPARED", 3000)
+    tfidf_outputs(["text " + text * 3 for text in texts], labels, SINGLE, 4, texts)
+    assert seen == [36, 18]
 
 
 def test_what_has_no_words_or_too_many_characters_is_left_out_with_a_word(monkeypatch):
     labels = np.array([0, 1])
-    assert "no words" in tfidf_outputs(["a b", "!"], labels, SINGLE, 2, ["a"])
+    with pytest.raises(ValueError, match="empty vocabulary"):
+        tfidf_outputs(["a b", "!"], labels, SINGLE, 2, ["a"])
     monkeypatch.setattr(baseline, "MOST_WORK", 59)  # 12 characters times 5
-    assert "12 characters are too many" in tfidf_outputs(["a house", "a sea"], labels, SINGLE, 2, ["a"])
+    with pytest.raises(ValueError, match="12 characters are too many"):
+        tfidf_outputs(["a house", "a sea"], labels, SINGLE, 2, ["a"])

@@ -100,11 +100,13 @@ def test_the_vectors_before_the_last_layer_are_those_of_evaluation(tiny_config):
     """Their product with the layer is the logits without dropout; a model in training stays so."""
     tiny_config.classifier_dropout = 0.5
     model, ids = NeoBERTForSequenceClassification(tiny_config).train(), [[2, 5, 6, 3], [2, 7, 8, 3], [2, 9, 9, 3]]
+    names = SimpleNamespace(model_input_names=["input_ids", "attention_mask"])
 
     def collate(rows):
         return BatchEncoding({"input_ids": torch.tensor([row["input_ids"] for row in rows])})
 
-    vectors = inputs_of_last_layer(model, Dataset.from_dict({"input_ids": ids}), collate, 2)
+    options = {"args": SimpleNamespace(eval_batch_size=2), "data_collator": collate, "processing_class": names}
+    vectors = inputs_of_last_layer(SimpleNamespace(model=model, **options), Dataset.from_dict({"input_ids": ids}))
     assert model.training
     with torch.no_grad():
         found, wanted = model.classifier(torch.from_numpy(vectors)), model.eval()(torch.tensor(ids)).logits
@@ -148,6 +150,23 @@ def test_the_last_layer_alone_learns_the_training_rows_with_a_learning_rate_of_z
         return sum(abs(a - b) if isinstance(b, float) else set(a) != set(b) for a, b in zip(found, labels)) / len(TEXTS)
 
     assert error(True) < 0.1 < error(False)
+
+
+def test_frozen_vectors_have_the_scores_of_a_training_that_changes_only_the_last_layer_and_leave_the_training_as_it_is():
+    """A learning rate of 0 keeps the vectors; the first step has the rows and the dropout that it has without validation rows."""
+    several, numbers = (
+        [[word, "old"] if i % 2 else [word] for i, word in enumerate(WORDS)],
+        [0.5 + len(t) for t in TEXTS],
+    )
+    for labels in (several, numbers):
+        job = Classifier(head_first=True, verbose=False).fit(TEXTS[:10], labels[:10], (TEXTS[9:], labels[9:]), **FROZEN)
+        scores = job._findings.scores["validation"]
+        assert scores["frozen"] == pytest.approx(scores["metrics"], abs=1e-6)
+    options = FROZEN | {"learning_rate": 1e-3, "per_device_train_batch_size": 4}
+    plain = Classifier(verbose=False).fit(TEXTS, WORDS, **options).outputs(TEXTS)
+    np.testing.assert_array_equal(
+        Classifier(verbose=False).fit(TEXTS, WORDS, (TEXTS, WORDS), **options).outputs(TEXTS), plain
+    )
 
 
 @pytest.mark.slow

@@ -6,23 +6,19 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from sklearn.base import BaseEstimator
+from sklearn.base import clone
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import Ridge, RidgeCV
-from sklearn.model_selection import KFold, cross_val_predict
-from sklearn.multiclass import OneVsRestClassifier
+from sklearn.model_selection import cross_val_predict
 from sklearn.pipeline import make_pipeline
 
-from .head import NUM_FOLDS, choose_strength, folds_of, regression
-from .texts import MULTI, REGRESSION, SINGLE
+from .head import LINEAR, choose_strength, folds_of
+from .texts import MULTI, SINGLE
 
 # Characters, times the classes and 3 more for what does not depend on them, times the trainings. One unit of this product takes a
 # core of an AMD EPYC 100 ns (20,000 sentences of 2 classes) to 170 ns (616 questions of 77 classes): at most 8 s.
 MOST_WORK = 50_000_000
 MOST_COMPARED = 1_500_000  # in each of the trainings that choose the strength: 2 s for all of them
-STRENGTHS = (1.0, 10.0, 100.0)  # C of the logistic regression
-ALPHAS = (0.01, 0.1, 1.0, 10.0)  # of the ridge regression
+STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)  # C of the logistic regression, alpha of the ridge regression
 
 
 def tfidf_outputs(
@@ -35,7 +31,7 @@ def tfidf_outputs(
     """Return what the baseline predicts, in the form of logits.
 
     A cross-validation on training rows chooses the strength of the linear model, as that of a last layer on frozen vectors. If
-    they are many, it reads a part of them, drawn at random.
+    they are many, it reads a part of them, such as every third.
 
     Args:
         texts: N training texts; a pair is read as one text.
@@ -59,9 +55,10 @@ def tfidf_outputs(
     # float32 takes half of the time
     words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), dtype=np.float32)
     features = words.fit_transform(texts)
-    num_compared = max(NUM_FOLDS, len(texts) * MOST_COMPARED // work)
-    rows = np.random.default_rng(0).permutation(len(texts))[:num_compared]
-    model = make_pipeline(words, _linear_model(features[rows], labels[rows], problem_type))
+    part = slice(None, None, 1 + work // MOST_COMPARED)
+    strength = choose_strength(features[part], labels[part], problem_type, STRENGTHS)
+    last, name, _ = LINEAR[problem_type]
+    model = make_pipeline(words, clone(last).set_params(**{name: strength}))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class|Label .* is present in all")
         if held_out:
@@ -73,15 +70,6 @@ def tfidf_outputs(
     if problem_type == MULTI:
         return 2 * found - 1
     return found
-
-
-def _linear_model(features: csr_matrix, labels: np.ndarray, problem_type: str) -> BaseEstimator:
-    """A model, not fitted, with the strength that is best for these rows."""
-    if problem_type == REGRESSION:
-        folds = KFold(min(NUM_FOLDS, len(labels)), shuffle=True, random_state=0)
-        return Ridge(RidgeCV(ALPHAS, cv=folds, scoring="neg_mean_squared_error").fit(features, labels).alpha_)
-    logistic = regression(choose_strength(features, labels, problem_type, STRENGTHS))
-    return OneVsRestClassifier(logistic) if problem_type == MULTI else logistic
 
 
 def _joined(texts: Sequence) -> list[str]:

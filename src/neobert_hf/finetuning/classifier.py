@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 Texts = Sequence[str | tuple[str, str]]
 
+FROZEN = "frozen vectors and a linear model"
 LABEL_TYPES = {"i": "int", "u": "int", "f": "float", "b": "bool"}  # by the kind of numpy; others are texts
 
 
@@ -368,7 +369,7 @@ class Classifier(ClassifierMixin, Job):
                 labels,
                 CROSS_VALIDATION,
                 Path(self._opened().args.output_dir),
-                title="frozen vectors with logistic regression",
+                title=FROZEN,
             )
         if self.problem_type == REGRESSION:
             last = last_layer(self.model_)
@@ -394,24 +395,23 @@ class Classifier(ClassifierMixin, Job):
         """Return the metrics that `label_metrics` describes."""
         return label_metrics(self.problem_type, np.array(self.encode(labels)), outputs)
 
-    def _trivial(self, labels: Sequence[Any]) -> tuple[np.ndarray, str]:
+    def _trivial(self, labels: Sequence[Any]) -> tuple[str, np.ndarray]:
         logits = trivial_logits(self.problem_type, np.array(self.encode(labels)), len(self._classes))
         if self.problem_type == REGRESSION:
-            return logits, f"the mean {logits[0]:.4g}"
+            return f"the trivial answer, the mean {logits[0]:.4g}", logits
         chosen = [name for name, logit in zip(self._classes, logits[0]) if logit > 0]
-        return logits, f"always {', '.join(chosen) or 'no class'}"
+        return f"the trivial answer, always {', '.join(chosen) or 'no class'}", logits
 
     def _peers(self, labels: list, split: str, inputs: Sequence | None) -> dict[str, tuple[str, Any]]:
-        kind = "ridge" if self.problem_type == REGRESSION else "logistic"
         peers = {}
         if split == VALIDATION and self._findings.frozen is not None:
-            peers["frozen"] = f"frozen vectors with {kind} regression", self._findings.frozen
+            peers["frozen"] = FROZEN, self._findings.frozen
         if self._plan:
             texts, learned = self._plan.columns
             learned = np.array(self.encode(learned))
             try:
-                words = tfidf_outputs(texts, learned, self.problem_type, len(self._classes), inputs)
-                peers["tfidf"] = f"TF-IDF with {kind} regression", words
+                found = tfidf_outputs(texts, learned, self.problem_type, len(self._classes), inputs)
+                peers["tfidf"] = "TF-IDF and a linear model", found
             except ValueError as error:
                 say(f"TF-IDF is left out: {error}")
         return peers | super()._peers(labels, split, inputs)

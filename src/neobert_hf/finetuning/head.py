@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from datasets import Dataset
 from scipy.sparse import csr_matrix
-from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.base import BaseEstimator
+from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
 from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
@@ -26,9 +27,20 @@ from transformers import Trainer
 from .texts import MULTI, REGRESSION, SINGLE
 
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)  # C of the logistic regression, on features of deviation 1
-DEFAULT_STRENGTH = 0.1  # if there are too few rows to compare
 WEAK = 0.01  # C of a layer whose encoder is trained afterwards: a loss of nearly zero would teach it nothing
 NUM_FOLDS = 3
+
+
+def _regression(strength: float = 1.0) -> LogisticRegression:
+    return LogisticRegression(C=strength, max_iter=1000)
+
+
+# By the kind of labels: a linear model, the name of its strength, and the score that chooses it.
+LINEAR: dict[str, tuple[BaseEstimator, str, str]] = {
+    SINGLE: (_regression(), "C", "neg_log_loss"),
+    MULTI: (OneVsRestClassifier(_regression()), "estimator__C", "f1_micro"),
+    REGRESSION: (Ridge(), "alpha", "neg_mean_squared_error"),
+}
 # Threads of BLAS and of OpenMP wait for each other in every step of the solver: 77 classes took ten times as long.
 one_thread = threadpool_limits.wrap(limits=1, user_api="blas")
 
@@ -64,36 +76,27 @@ def choose_strength(
     problem_type: str,
     strengths: Sequence[float] = STRENGTHS,
 ) -> float:
-    """Return the C of a logistic regression with the best score of a cross-validation on training rows.
+    """Return the strength of a linear model, of `LINEAR`, with the best score of a cross-validation on training rows.
 
     Args:
         vectors: (N, D) of the rows. They are scaled to mean 0 and deviation 1, unless they are sparse.
-        labels: (N,) class ids, scored by the log-likelihood; or (N, C) zeros and ones, scored by F1 over all decisions. Numbers
-            have no such strength.
+        labels: (N,) class ids, scored by the log-likelihood; (N, C) zeros and ones, scored by F1 over all decisions; or (N,)
+            numbers, scored by the squared error.
         problem_type: As in the config of a model.
         strengths: What is compared, in rising order; the last but one serves if there are too few rows to compare.
     """
-    if problem_type == REGRESSION:
-        return DEFAULT_STRENGTH
-    if problem_type == MULTI:
-        search = {
-            "estimator": OneVsRestClassifier(regression()),
-            "scoring": "f1_micro",
-        }
-        name = "estimator__C"
-        folds = KFold(NUM_FOLDS, shuffle=True, random_state=0)  # files are sorted by class
-    else:
+    model, name, scoring = LINEAR[problem_type]
+    folds: KFold | StratifiedKFold = KFold(NUM_FOLDS, shuffle=True, random_state=0)  # files are sorted by class
+    if problem_type == SINGLE:
         counts = np.bincount(labels)
         is_kept = counts[labels] > 1  # a class with one row cannot be in two folds
         vectors, labels = vectors[is_kept], labels[is_kept]
         folds = StratifiedKFold(min([NUM_FOLDS, *counts[counts > 1]]), shuffle=True, random_state=0)
-        search = {"estimator": regression(), "scoring": "neg_log_loss"}
-        name = "C"
     if len(labels) < 2 * NUM_FOLDS or len(np.unique(labels, axis=0)) < 2:
         return strengths[-2]
     if isinstance(vectors, np.ndarray):
         vectors = StandardScaler().fit_transform(vectors)
-    grid = GridSearchCV(param_grid={name: strengths}, cv=folds, refit=False, **search)
+    grid = GridSearchCV(model, {name: strengths}, cv=folds, scoring=scoring, refit=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Label .* is present in all")  # in a fold, of a rare class
         return grid.fit(vectors, labels).best_params_[name]
@@ -105,7 +108,7 @@ def fit_linear(
     labels: np.ndarray,
     num_outputs: int,
     problem_type: str,
-    strength: float = DEFAULT_STRENGTH,
+    strength: float = 1.0,
     weights: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weight (C, D) and bias (C,) of a linear layer: logistic regression, or ridge regression for numbers.
@@ -134,11 +137,11 @@ def fit_linear(
             if column.all():
                 bias[i] *= -1
             elif column.any():
-                fitted = regression(strength).fit(features, column)
+                fitted = _regression(strength).fit(features, column)
                 weight[i] = fitted.coef_[0]
                 bias[i] = fitted.intercept_[0]
     else:
-        fitted = regression(strength).fit(features, labels, sample_weight=weights)
+        fitted = _regression(strength).fit(features, labels, sample_weight=weights)
         of_rows = fitted.classes_[-len(fitted.coef_) :]  # of two classes, there is the difference of the logits
         bias[fitted.classes_] = 0
         weight[of_rows] = fitted.coef_
@@ -184,8 +187,3 @@ def weighted_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int
     for of_rows in weights:
         losses *= of_rows
     return losses.sum() * (1 + len(weights)) / (num_items_in_batch or labels.numel())
-
-
-def regression(strength: float = DEFAULT_STRENGTH) -> LogisticRegression:
-    """Return a logistic regression that is not fitted; the strength is its C."""
-    return LogisticRegression(C=strength, max_iter=1000)

@@ -428,13 +428,12 @@ class Job(BaseEstimator, ABC):
         return self.metrics(outputs, labels)
 
     @abstractmethod
-    def _trivial(self, labels: list) -> tuple[Any, str]:
-        """Outputs of the best answer that does not look at the inputs, and its name."""
+    def _trivial(self, labels: list) -> tuple[str, Any]:
+        """Name and outputs of the best answer that does not look at the inputs."""
 
     def _peers(self, labels: list, split: str, inputs: Sequence | None) -> dict[str, tuple[str, Any]]:
         """Names and outputs of simpler answers for the rows of a split, by their key in the record."""
-        outputs, answer = self._trivial(labels)
-        return {"trivial": (f"the trivial answer, {answer}", outputs)}
+        return {"trivial": self._trivial(labels)}
 
     def _report_classes(self, outputs: Any, labels: list, report: Path, picture: Path) -> None:
         """Write what a job says of each class, print the lowest ones, and perhaps draw it."""
@@ -449,22 +448,18 @@ class Job(BaseEstimator, ABC):
         title: str = "this model",
     ) -> None:
         """Print the metrics of a split beside those of simpler answers, and write them to a file of the folder."""
-        titles = {"metrics": title}
         scores = {"metrics": self._served_metrics(outputs, labels, inputs)}
+        lines = {title: scores["metrics"]}
         lost = []
         for name, (peer, found) in self._peers(labels, split, inputs).items():
-            titles[name] = peer
-            scores[name] = self.metrics(found, labels)
+            lines[peer] = scores[name] = self.metrics(found, labels)
             worse = names_of_worse(scores["metrics"], scores[name], name == "trivial")
             if worse:
                 lost.append(f"{peer}: {', '.join(worse)}")
         self._findings.scores[split] = scores
         if self._opened().is_world_process_zero():
             num_rows = f"{len(labels):,} row{'s' * (len(labels) > 1)}"
-            say_scores(
-                f"{split}, {num_rows}",
-                {titles[name]: scores[name] for name in scores},
-            )
+            say_scores(f"{split}, {num_rows}", lines)
             self._write_scores(scores, split, folder, outputs, labels)
         if lost:
             fact = f"{split}: not better than {'; nor than '.join(lost)}"
