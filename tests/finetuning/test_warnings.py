@@ -71,7 +71,7 @@ def test_a_model_that_learns_nothing_says_so_and_its_record_too(tmp_path, capsys
     record = json.loads((tmp_path / "training.json").read_text())
     assert f"Warning: {line}." in record["remark"] and record["scores"][0]["trivial"]["accuracy"] == 0.75
     write_card(tmp_path)
-    assert "nor than TF\\-IDF and a linear model: accuracy" in (tmp_path / "README.md").read_text()
+    assert "nor than TF-IDF and a linear model: accuracy" in (tmp_path / "README.md").read_text()
 
 
 def test_a_model_that_learns_something_has_no_such_warning(capsys):
