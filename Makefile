@@ -74,7 +74,7 @@ test-runtimes: .venv/dev
 	ONNXRUNTIME_NODE_INSTALL=skip npm install --prefix tests/export/node --no-package-lock --no-audit --no-fund --silent
 	$(PIP) "llama-cpp-python[server]" -e ".[ray]"
 	DS_BUILD_OPS=0 $(PIP) -e ".[deepspeed]"
-	$(BIN)/python -m pytest -m runtime tests/export tests/examples tests/pretraining
+	$(BIN)/python -m pytest -m runtime tests/export tests/examples tests/pretraining examples/corpus/tests
 
 # The programs of docs/other_programs.md, each in an environment of its own in .venv-programs.
 test-programs: export OMP_NUM_THREADS = 1

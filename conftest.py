@@ -461,11 +461,11 @@ def reference(request):
 def installed(tmp_path_factory):
     """The folder into which pip has installed the wheel; it is built of a copy, in which no file of an older build is left."""
     folder, pip = tmp_path_factory.mktemp("wheel"), [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    for name in ("src", "examples"):
-        ignored = shutil.ignore_patterns("*.egg-info", "__pycache__")
+    for name in ("src", "examples", "docs"):
+        ignored = shutil.ignore_patterns("*.egg-info", "__pycache__", "_build")
         shutil.copytree(ROOT / name, folder / "source" / name, symlinks=True, ignore=ignored)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder / "source")
+    for file in ("pyproject.toml", "setup.py", "LICENSE", "CITATION.cff", *(file.name for file in ROOT.glob("*.md"))):
+        shutil.copy(ROOT / file, folder / "source")
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "./source"], cwd=folder, check=True)
     (wheel,) = folder.glob("*.whl")
     assert wheel.stat().st_size < 19e6

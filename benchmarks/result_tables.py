@@ -1,13 +1,14 @@
-"""Tables of the stored results: NAME.md beside each NAME.json, the marked blocks of some pages, and the figure.
+"""Tables of the stored results: NAME.md beside each NAME.json, the marked blocks of the pages, and the figure.
 
     python benchmarks/result_tables.py            (after a new result, and after a change of this file)
 
-Pages under docs/ include the .md files. GitHub includes nothing, so the pages of `BLOCKS` hold their table between
-`<!-- table:NAME -->` and `<!-- end -->`.
+A page holds its tables between `<!-- table:NAME -->` and `<!-- end -->`, so that every reader of Markdown shows them. NAME is a
+result, or a function of `SUMMARIES`.
 """
 
 import hashlib
 import json
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -354,7 +355,7 @@ def render(result: dict) -> str:
     return RENDER.get(result["benchmark"], rows_table)(result)
 
 
-# ---------------------------------------------------------------------------------------- pages that include nothing
+# ---------------------------------------------------------------------------------------- the blocks of pages
 
 # What each implementation does. The published code: revision 5424c8e of chandar-lab/NeoBERT. ModernBERT: transformers 5.23.
 # Scores are the paper's: nobody has loaded the published weights with this library.
@@ -395,20 +396,53 @@ def comparison() -> str:
     return f"{grid(rows, ['', *PEERS.values()])}\n\n{note} {' '.join(notes)}"
 
 
-BLOCKS = {
-    "README.md": ("comparison", comparison),
-    "benchmarks/README.md": ("features", features),
-    "src/neobert_hf/mini/README.md": ("evaluation", lambda: render(read("evaluation_cpu_float32"))),
+def evaluation() -> str:
+    """The evaluation of the mini model, by the name that `evaluation_report` gives it in a card."""
+    return render(read("evaluation_cpu_float32"))
+
+
+SUMMARIES = {function.__name__: function for function in (comparison, evaluation, features)}
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "benchmarks/README.md",
+    ROOT / "src/neobert_hf/mini/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+
+
+RUNTIMES = ("PyTorch (SDPA)", "PyTorch, bfloat16", "inference copy", "inference copy, bfloat16", "inference copy, int8")
+RUNTIMES += ("ONNX Runtime", "ONNX Runtime, int8", "OpenVINO", "OpenVINO, int8 weights", "llama.cpp", "llama.cpp, q8_0")
+# The rows that a page shows of a long table: a key, and its values.
+SHOWN = {
+    "embeddings_cpu_float32": ("model", ("BM25", "mini", "all-MiniLM-L6-v2")),
+    "runtimes_cpu": ("path", RUNTIMES),
 }
 
 
-def with_block(page: str) -> str:
-    """The text of a page of `BLOCKS` with its table as it is now."""
-    name, function = BLOCKS[page]
-    before, _, rest = (ROOT / page).read_text("utf-8").partition(f"<!-- table:{name} -->\n")
-    _, end, after = rest.partition("<!-- end -->")
-    assert end, f"{page} has no block <!-- table:{name} -->"
-    return f"{before}<!-- table:{name} -->\n{function()}\n{end}{after}"
+def excerpt(name: str) -> str:
+    """The table of a result, with the rows that a page shows."""
+    result = read(name)
+    key, values = SHOWN.get(name, ("", ()))
+    for part in ("rows", "sts", "paths"):
+        if key and part in result:
+            result[part] = [row for row in result[part] if row[key] in values]
+    if key and "unstable" in result:
+        result["unstable"] = [case for case in result["unstable"] if case.rpartition(" at ")[0] in values]
+    return render(result)
+
+
+def block(name: str) -> str:
+    """The table of a result or a summary, without the blanks that align its columns."""
+    table = SUMMARIES[name]() if name in SUMMARIES else excerpt(name)
+    return re.sub(r"-{3,}", "---", re.sub(r" +\|", " |", table))
+
+
+def with_blocks(page: Path) -> str:
+    """The text of a page with its tables as they are now."""
+    text = page.read_text("utf-8")
+    assert text.count("<!-- table:") == text.count("<!-- end -->"), f"{page}: a table has no end"
+    blocks = r"(<!-- table:(\S+) -->\n).*?(<!-- end -->)"
+    return re.sub(blocks, lambda found: f"{found[1]}{block(found[2])}\n{found[3]}", text, flags=re.DOTALL)
 
 
 # ---------------------------------------------------------------------------------------- the figure
@@ -457,8 +491,8 @@ def main() -> None:
     """Write all tables and the figure."""
     for file in RESULTS.rglob("*.md"):
         file.write_text(render(read(name_of(file))) + "\n", "utf-8")
-    for page in BLOCKS:
-        (ROOT / page).write_text(with_block(page), "utf-8")
+    for page in PAGES:
+        page.write_text(with_blocks(page), "utf-8")
     draw()
 
 

@@ -23,5 +23,8 @@ myst_heading_anchors = 3  # links to headings work as on GitHub
 default_role = "literal"  # docstrings write code between single backticks, as Markdown does
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_default_options = {  # that scikit-learn adds
+    "exclude-members": "set_fit_request, set_predict_request, set_predict_proba_request, set_score_request"
+}
 napoleon_custom_sections = ["Source"]
 napoleon_use_rtype = False

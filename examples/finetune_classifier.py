@@ -54,7 +54,7 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
     if rows.train and training.should_save:
         write_card(training.output_dir, example=rows.example)
         words = ["--label_separator", arguments.label_separator] if arguments.label_separator else []
-        say_saved(training.output_dir, "finetune-classifier", *words, "--text_columns", *arguments.text_columns)
+        say_saved(training.output_dir, *words, "--text_columns", *arguments.text_columns, test_file="NEW.csv")
 
 
 def main():

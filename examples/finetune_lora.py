@@ -1,8 +1,9 @@
 """Fine-tune NeoBERT with LoRA to classify texts or pairs of texts: small matrices beside the frozen weights, and the head.
 
-    python examples/finetune_lora.py --train_file train.csv --output_dir runs/lora
-    python examples/finetune_lora.py --train_file train.csv --output_dir runs/lora --model_name_or_path chandar-lab/NeoBERT
-    python examples/finetune_lora.py --test_file new.csv --model_name_or_path runs/lora --output_dir runs/predictions
+    python -m neobert_hf.examples.finetune_lora --train_file train.csv --output_dir runs/lora
+    python -m neobert_hf.examples.finetune_lora --train_file train.csv --output_dir runs/lora \\
+        --model_name_or_path chandar-lab/NeoBERT
+    python -m neobert_hf.examples.finetune_lora --test_file new.csv --model_name_or_path runs/lora --output_dir runs/predictions
 
 Columns, kinds of labels and metrics are those of `neobert finetune-classifier`. The folder holds the adapter, which opens by
 `neobert_hf.open_adapter(AutoModelForSequenceClassification, "runs/lora")`. With --merge, runs/lora/merged holds a whole model.
@@ -53,13 +54,13 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
     if rows.train and training.should_save:
         write_card(folder, example=rows.example)
         print(f"open the adapter by neobert_hf.open_adapter(AutoModelForSequenceClassification, {str(folder)!r})")
-        say_saved(folder, "finetune-classifier", "--text_columns", *arguments.text_columns)
+        say_saved(folder, "--text_columns", *arguments.text_columns, test_file="NEW.csv")
     if rows.train and arguments.merge:
         classifier.merge()
         classifier.save(f"{folder}/merged", rows, overwrite=True)  # of an earlier attempt
         if training.should_save:
             write_card(f"{folder}/merged", example=rows.example)
-            say_saved(f"{folder}/merged", "finetune-classifier", "--text_columns", *arguments.text_columns)
+            say_saved(f"{folder}/merged", "--text_columns", *arguments.text_columns, test_file="NEW.csv")
 
 
 def main():

@@ -40,7 +40,7 @@ def train(arguments: QuestionArguments, training: FineTuningArguments):
         answerer.predict_rows(rows, training, file, arguments.overwrite)
     if rows.train and training.should_save:
         write_card(training.output_dir, example=rows.example)
-        say_saved(training.output_dir, "finetune-qa", test_file="NEW.jsonl")
+        say_saved(training.output_dir, test_file="NEW.jsonl")
 
 
 def main():

@@ -39,7 +39,7 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
         tagger.predict_rows(rows, training, arguments.predictions_file, arguments.overwrite)
     if rows.train and training.should_save:
         write_card(training.output_dir, example=rows.example)
-        say_saved(training.output_dir, "finetune-tagger", test_file="NEW.conll")
+        say_saved(training.output_dir, test_file="NEW.conll")
 
 
 def main():

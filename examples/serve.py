@@ -9,13 +9,9 @@ A folder that `neobert export` wrote is served without torch and transformers. T
 import base64
 import json
 import shlex
-import sys
 from collections.abc import Callable
-from contextlib import nullcontext
-from copy import copy
-from dataclasses import dataclass, field
-from pathlib import Path
-from threading import Lock
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import uvicorn
@@ -24,12 +20,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import BaseModel, BeforeValidator, Field
 from starlette.exceptions import HTTPException
-from tokenizers import Tokenizer
 
 from neobert_cli.parser import Parser
-from neobert_hf.checkpoints import SavedModel
-from neobert_hf.data import fact_of_truncated, plain_tokenizer
-from neobert_hf.export import OnnxModel, sigmoid
+from neobert_hf.export import Predictor, open_folder
 from neobert_hf.files import run_command
 
 EXAMPLES = {
@@ -103,50 +96,40 @@ class Server:
     """An open model, and what it answers. FastAPI calls the methods in a pool of threads.
 
     Args:
-        folder: Its folder.
-        what: A key of ROUTES.
-        run: The model: it takes texts or pairs, and whether scores are raw; or a question and a context.
-        tokenizer: Counts the tokens of a text; None if the model reads texts of any length.
-        max_length: Number of tokens that the model reads.
-        prompt: What the model puts before a text.
-        lock: Of a model that computes one request after another; the default lets it compute several at a time.
+        model: The model.
         truncation: "error", "warn" or "off": what becomes of a text that is too long, unless the request says it.
     """
 
-    folder: Path
-    what: str
-    run: Callable[..., Any]
-    tokenizer: Tokenizer | None = None
-    max_length: int = sys.maxsize
-    prompt: str = ""
-    lock: Any = field(default_factory=nullcontext)
+    model: Predictor
     truncation: str = "error"
 
-    def __post_init__(self):
-        if self.tokenizer:
-            self.tokenizer = plain_tokenizer(self.tokenizer)  # the model's own one cuts and pads
+    @property
+    def what(self) -> str:
+        """A key of ROUTES."""
+        saved = self.model.saved
+        if saved.kind == "classes" and len(saved.labels) == 1:
+            return RERANKER
+        return {"vector": EMBEDDER, "classes": CLASSIFIER, "score": RERANKER, "tags": TAGGER, "spans": ANSWERER}[
+            saved.kind
+        ]
 
-    def compute(self, inputs: list, request: TextsRequest) -> tuple[Any, int]:
+    def compute(self, run: Callable[[list], Any], inputs: list, request: TextsRequest) -> tuple[Any, int]:
         """Return what the model says of texts or pairs, and the number of tokens that it reads; status 400 for one too long."""
-        texts = [self.prompt + each if isinstance(each, str) else (self.prompt + each[0], each[1]) for each in inputs]
-        num_tokens = 0
-        if self.tokenizer:
-            lengths = list(map(len, self.tokenizer.encode_batch(texts)))
-            lost = [max(length - self.max_length, 0) for length in lengths]
-            truncation = {None: self.truncation, True: "off", False: "error"}[request.truncate]
-            fact = fact_of_truncated(lost, len(texts), self.max_length, "off" if truncation == "off" else "warn")
+        truncation = {None: self.truncation, True: "off", False: "error"}[request.truncate]
+        try:
+            fact, num_tokens = self.model.count_tokens(inputs, "off" if truncation == "off" else "warn")
             if fact and truncation == "error":
-                raise HTTPException(400, f"{fact}; split long texts, or send truncate=true")
+                raise ValueError(f"{fact}; split long texts, or send truncate=true")
             if fact:
                 print(fact, flush=True)
-            num_tokens = sum(lengths) - sum(lost)
-        is_raw = getattr(request, "raw_scores", False)
-        with self.lock:
-            return self.run(inputs, is_raw), num_tokens
+            with self.model.lock:
+                return run(inputs), num_tokens
+        except ValueError as error:  # also of a single text for a model of pairs
+            raise HTTPException(400, str(error)) from error
 
     def embeddings(self, request: EmbeddingsRequest) -> dict:
         """Vectors of length 1."""
-        vectors, num_tokens = self.compute(request.input, request)
+        vectors, num_tokens = self.compute(self.model.vectors, request.input, request)
         width = vectors.shape[1]
         if request.dimensions not in (None, width):
             fact = f"dimensions={request.dimensions} is not {width}, the width of the model"
@@ -162,14 +145,20 @@ class Server:
         """Labels and scores of a text, the best first, or its entities; for a batch a list of such lists."""
         is_batch = isinstance(request.inputs, list) and isinstance(request.inputs[0], list)
         inputs = [input_of(each) for each in (request.inputs if is_batch else [request.inputs])]
-        if self.what == TAGGER and (request.raw_scores or tuple in map(type, inputs)):
-            raise HTTPException(400, "a tagger reads single texts and gives probabilities; send no pair, no raw_scores")
-        found, _ = self.compute(inputs, request)
+        run = partial(self.model.labels, is_raw=request.raw_scores)
+        if self.what == TAGGER:
+            if request.raw_scores or tuple in map(type, inputs):
+                raise HTTPException(
+                    400, "a tagger reads single texts and gives probabilities; send no pair, no raw_scores"
+                )
+            run = self.model.entities
+        found, _ = self.compute(run, inputs, request)
         return found if is_batch else found[0]
 
     def rerank(self, request: RerankRequest) -> list:
         """The number of each text in the request and its score, the best first."""
-        found, _ = self.compute([(request.query, text) for text in request.texts], request)
+        run = partial(self.model.labels, is_raw=request.raw_scores)
+        found, _ = self.compute(run, [(request.query, text) for text in request.texts], request)
         ranks = [{"index": index, "score": label["score"]} for index, (label,) in enumerate(found)]
         if request.return_text:
             for rank, text in zip(ranks, request.texts):
@@ -179,8 +168,8 @@ class Server:
     def answer(self, request: AnswerRequest) -> dict:
         """A part of the context, its score and where it starts; an empty text if there is no answer."""
         try:
-            with self.lock:
-                return self.run(request.question, request.context)
+            with self.model.lock:
+                return self.model.answers([request.question], [request.context])[0]
         except ValueError as error:  # such as a question that leaves no place for its context
             raise HTTPException(400, str(error)) from error
 
@@ -194,7 +183,7 @@ def input_of(given: str | list[str]) -> str | tuple[str, ...]:
 
 def make_app(server: Server) -> FastAPI:
     """Return the application, with the routes of what the folder holds."""
-    name = server.folder.resolve().name  # of "." too
+    name = server.model.saved.folder.resolve().name  # of "." too
     app = FastAPI(title=f"neobert serve {name}", description=f"The folder holds {server.what}.")
     functions = dict(zip(EXAMPLES, (server.embeddings, server.predict, server.rerank, server.answer)))
     for path in ROUTES[server.what]:
@@ -237,141 +226,12 @@ def fault_of(error: RequestValidationError) -> str:
     return f"{place}: {message}"
 
 
-# 3. Models
-def open_folder(folder: Path, dtype: str | None, runtime: str | None, num_threads: int | None) -> Server:
-    """Open what a folder holds; ValueError if it cannot be served, or if an option is not for it."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; give one that a training saved, or that `neobert export` wrote")
-    saved = SavedModel(folder)
-    if saved.graph:
-        runtime = runtime or ("onnxruntime" if (folder / "onnx").is_dir() else "openvino")
-        return open_exported(OnnxModel(folder, dtype or "fp32", runtime, num_threads or 1))
-    if dtype or runtime:
-        raise ValueError(f"{folder} is not exported, and --dtype and --runtime are for exported folders; omit them")
-    return open_saved(saved.check_model(), num_threads)
-
-
-def open_exported(model: OnnxModel) -> Server:
-    """Serve an exported model. Requests share it, and a thread computes each of them."""
-    what = what_is_served(model.saved)
-    if what == TAGGER:
-        return Server(model.folder, what, lambda texts, _: model.predict(texts))
-    if what == ANSWERER:
-        return Server(model.folder, what, model.answer)
-    of_logits = copy(model)
-    of_logits.config = model.config | {"problem_type": "regression"}  # whose scores are the logits
-    options = {"top_k": len(model.labels), "truncation": "off"}
-
-    def classify(inputs: list, is_raw: bool) -> list:
-        return (of_logits if is_raw else model).predict(inputs, **options)
-
-    def embed(texts: list, _: bool) -> Any:
-        return model.encode(texts, normalize_embeddings=True, truncation="off")
-
-    run = embed if what == EMBEDDER else classify
-    prompt = model.prompts.get(model.default_prompt_name, "")
-    return Server(model.folder, what, run, model.tokenizer, model.max_length, prompt)
-
-
-def what_is_served(saved: SavedModel) -> str:
-    """Return a key of ROUTES; ValueError if a folder holds none of these models."""
-    served = {"vector": EMBEDDER, "classes": CLASSIFIER, "score": RERANKER, "tags": TAGGER, "spans": ANSWERER}
-    if saved.kind not in served:
-        name = saved.library or saved.architecture or "model without a head"
-        raise ValueError(f"{saved.source} holds a {name}; give the folder of {', '.join(ROUTES)}")
-    return RERANKER if saved.kind == "classes" and len(saved.labels) == 1 else served[saved.kind]
-
-
-def open_saved(saved: SavedModel, num_threads: int | None) -> Server:
-    """Open a folder that a training saved. Requests are computed one after another, each by all threads."""
-    import torch
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    if num_threads:
-        torch.set_num_threads(num_threads)
-    what = what_is_served(saved)
-    saved.check_head()
-    server = open_modules(saved, what) if saved.library else open_head(saved, what)
-    server.lock = Lock()
-    return server
-
-
-def open_modules(saved: SavedModel, what: str) -> Server:
-    """Open a model of sentence-transformers: it embeds texts, classifies them by a last layer, or reads pairs."""
-    from sentence_transformers import CrossEncoder
-    from torch.nn import Identity, Sigmoid
-
-    from neobert_hf.embeddings import open_embedding_model, prompt_of
-
-    is_cross = saved.library == "CrossEncoder"
-    if is_cross:
-        saved.load_tokenizer()  # which refuses that of another model
-        model = CrossEncoder(saved.source)
-    else:
-        model = open_embedding_model(saved.source)
-
-    def classify(inputs: list, is_raw: bool) -> list:
-        if is_cross and str in map(type, inputs):
-            raise HTTPException(400, "the model reads pairs of texts; send [text, text], or a batch of pairs")
-        if is_cross:
-            has_sigmoid = type(model.activation_fn) is Sigmoid
-            activation = Identity() if is_raw or has_sigmoid else None
-            scores = model.predict(inputs, activation_fn=activation).reshape(len(inputs), -1)
-            scores = sigmoid(scores) if has_sigmoid and not is_raw else scores
-        else:
-            logits = model.encode(inputs, convert_to_tensor=True)
-            scores = logits if is_raw else logits.softmax(-1)
-        rows = [[{"label": name, "score": score} for name, score in zip(saved.labels, row)] for row in scores.tolist()]
-        return [sorted(row, key=lambda found: -found["score"]) for row in rows]
-
-    def embed(texts: list, _: bool) -> Any:
-        return model.encode(texts, normalize_embeddings=True)
-
-    run = embed if what == EMBEDDER else classify
-    tokenizer = model.tokenizer.backend_tokenizer
-    return Server(saved.folder, what, run, tokenizer, model.max_seq_length or sys.maxsize, prompt_of(model))
-
-
-def open_head(saved: SavedModel, what: str) -> Server:
-    """Open a model of transformers: a classifier, a tagger, or one that answers questions."""
-    from transformers import pipeline
-
-    folder = saved.folder
-    if what == ANSWERER:
-        from neobert_hf.finetuning import QuestionAnswerer
-
-        answerer = QuestionAnswerer(str(folder), verbose=False)
-        return Server(folder, ANSWERER, lambda question, context: answerer.predict([question], [context])[0])
-    if what == TAGGER:
-        from neobert_hf.finetuning import Tagger
-
-        tagger = Tagger(str(folder), verbose=False)
-        return Server(folder, TAGGER, lambda texts, _: tagger.find_entities(texts))
-    model = pipeline("text-classification", saved.source, tokenizer=saved.load_tokenizer())
-    length = min(model.tokenizer.model_max_length, model.model.config.max_position_embeddings)
-    model.tokenizer.model_max_length = length
-
-    def classify(inputs: list, is_raw: bool) -> list:
-        rows = [each if isinstance(each, str) else dict(zip(("text", "text_pair"), each)) for each in inputs]
-        has_logits = is_raw or what == RERANKER
-        found = model(
-            rows, top_k=None, function_to_apply="none" if has_logits else None, truncation=True, batch_size=32
-        )
-        if has_logits and not is_raw and model.model.config.problem_type != "regression":
-            found = [[label | {"score": float(sigmoid(label["score"]))} for label in labels] for labels in found]
-        return found
-
-    return Server(folder, what, classify, model.tokenizer.backend_tokenizer, length)
-
-
-# 4. The process
+# 3. The process
 def serve(folder: str, host: str, port: int, truncation: str, **options) -> None:
     """Open the folder, say how to ask, and answer requests."""
     if not 0 <= port < 65536:
         raise ValueError(f"the port {port} is not between 0 and 65535")
-    server = open_folder(Path(folder), **options)
-    server.truncation = truncation
+    server = Server(open_folder(folder, is_shared=True, **options), truncation)
     config = uvicorn.Config(make_app(server), host, port, log_level="warning")
     socket = config.bind_socket()
     socket.listen()  # before its address is told

@@ -5,7 +5,7 @@ Pairs of your own, in columns of .jsonl, .csv or .parquet files; a short run of 
     neobert train-contrastive --train_files pairs.jsonl --output_dir runs/small-embeddings \\
         --max_steps 100 --per_device_train_batch_size 64 --learning_rate 1e-4 --warmup_steps 10
 
-The paper's training sets and instructions have a script of their own (examples/paper/embeddings/README.md).
+The paper's training sets and instructions have a script of their own, in a checkout (examples/paper/embeddings/README.md).
 
 Rerun the command to resume exactly after an interruption.
 """

@@ -37,7 +37,7 @@ def train(arguments: RerankerArguments, training: RerankerTrainingArguments):
     train_reranker(model, pairs, retriever, training, arguments, held_out)
     if training.should_save:
         write_card(training.output_dir)
-        say_saved(training.output_dir)
+        say_saved(training.output_dir, "--text_columns", "QUESTION", "TEXT", test_file="PAIRS.csv")
 
 
 def main():

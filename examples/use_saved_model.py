@@ -1,8 +1,8 @@
 """Fill masks and compare texts with a NeoBERT that was saved with its code, without the package neobert_hf.
 
-    python examples/use_saved_model.py runs/small
+    python -m neobert_hf.examples.use_saved_model runs/small
 
-The folder is one that `save_pretrained`, a training of this package or hub_upload/build.py has written, with its tokenizer.
+The folder is one that `save_pretrained` or a training of this package has written, with its tokenizer.
 """
 
 import argparse

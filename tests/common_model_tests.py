@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parents[1] / ".transformers-tests" / version("transforme
 COMMON = FOLDER / "tests/test_modeling_common.py"
 SKIPPED = {
     "test_sdpa_can_dispatch_non_composite_models": "without attn_implementation the config says 'auto'; the "
-    "backend depends on device, dtype, layout and autograd of each forward, and is logged",
+    "backend depends on device, dtype, layout and autograd of each forward, and is logged"
 }
 # These tests load a checkpoint without tensors to test initialisation. The check for a complete encoder is disabled for them.
 NEED_AN_EMPTY_CHECKPOINT = {"test_can_init_all_missing_weights", "test_model_weights_reload_no_missing_tied_weights"}
@@ -35,9 +35,7 @@ def download() -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     release = f"transformers=={version('transformers')}"
     subprocess.run([*pip, "install", "--target", FOLDER, "parameterized"], check=True)
-    subprocess.run(
-        [*pip, "download", "--no-deps", "--no-binary", "transformers", "--dest", FOLDER, release], check=True
-    )
+    subprocess.run([*pip, "download", "--no-deps", "--no-binary", "transformers", "-d", FOLDER, release], check=True)
     (archive,) = FOLDER.glob("transformers-*.tar.gz")
     with tarfile.open(archive) as files:
         content = files.extractfile(f"{archive.name.removesuffix('.tar.gz')}/tests/{COMMON.name}").read()
@@ -47,7 +45,6 @@ def download() -> None:
 
 
 def load_common_tests() -> types.ModuleType:
-    """Import the tests, with empty mixins in place of the two that are not in the source package."""
     if not COMMON.is_file():
         download()
     sys.path.append(str(FOLDER))
@@ -79,14 +76,11 @@ for task, model_class in {
 
 
 class Tester:
-    """A small model and a batch for it, under the names that the mixin uses."""
-
     batch_size, seq_length, num_choices = 3, 7, 4
     vocab_size, hidden_size, num_hidden_layers, num_attention_heads = 99, 32, 2, 4
     is_training = True
 
     def get_config(self):
-        """The config of the small model."""
         return neobert_hf.NeoBERTConfig(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
@@ -97,7 +91,6 @@ class Tester:
         )
 
     def prepare_config_and_inputs_for_common(self):
-        """The config, and a batch with padding at random places."""
         shape = (self.batch_size, self.seq_length)
         inputs = {
             "input_ids": common.ids_tensor(shape, self.vocab_size),
@@ -113,7 +106,6 @@ class CommonModelTest(common.ModelTesterMixin, unittest.TestCase):
     test_can_init_all_missing_weights_before_2023 = True
 
     def setUp(self):
-        """Make the tester, and skip tests that do not apply."""
         self.model_tester = Tester()
         if reason := SKIPPED.get(self._testMethodName):
             self.skipTest(reason)

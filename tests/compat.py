@@ -37,7 +37,6 @@ print(json.dumps({{"Python": platform.python_version(), **{{name: found.get(name
 
 
 def environment(version: str, torch: str | None = None) -> Path:
-    """Create the virtual environment if it does not exist, and return its Python."""
     if torch is None and find_spec("transformers") and version == importlib.metadata.version("transformers"):
         return Path(sys.executable)
     folder = ROOT / ".venv-compat" / (f"{version}-torch-{torch}" if torch else version)
@@ -67,7 +66,6 @@ def environment(version: str, torch: str | None = None) -> Path:
 
 
 def install(python: Path, *arguments: str | Path) -> None:
-    """Install with pip."""
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
     subprocess.run([*pip, *arguments], check=True)
 
@@ -92,11 +90,8 @@ def record(versions: dict, report: Path) -> None:
     suite = ElementTree.parse(report).getroot()[0]
     counts = {key: int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped")}
     failed = counts["failures"] + counts["errors"]
-    row = versions | {
-        "passed": counts["tests"] - failed - counts["skipped"],
-        "failed": failed,
-        "skipped": counts["skipped"],
-    }
+    passed = counts["tests"] - failed - counts["skipped"]
+    row = versions | {"passed": passed, "failed": failed, "skipped": counts["skipped"]}
     result = json.loads(RESULT.read_text("utf-8"))
     rows = [old for old in result["rows"] if any(old[key] != value for key, value in versions.items())]
     result["rows"] = sorted(
@@ -106,7 +101,6 @@ def record(versions: dict, report: Path) -> None:
 
 
 def main(version: str, torch: str | None = None) -> int:
-    """Run the marked tests and return pytest's exit status."""
     python = environment(version, torch)
     run = subprocess.run([python, "-c", DESCRIBE], check=True, capture_output=True, text=True, cwd=ROOT)
     found = json.loads(run.stdout)

@@ -32,9 +32,8 @@ def main(folder):
     is_real_BL = expected["attention_mask"].bool()
     with torch.no_grad():
         logits = model(expected["input_ids"], attention_mask=expected["attention_mask"]).logits
-        states = model.model(
-            packed["input_ids"], attention_mask=same_text_11LL, position_ids=packed["position_ids"]
-        ).last_hidden_state
+        marks = {"attention_mask": same_text_11LL, "position_ids": packed["position_ids"]}
+        states = model.model(packed["input_ids"], **marks).last_hidden_state
     errors = {
         "padded": error(logits[is_real_BL], expected["mlm_logits"][is_real_BL]),
         "packed": error(states, packed["last_hidden_state"]),

@@ -12,25 +12,14 @@ from safetensors.numpy import save_file
 
 CONFIG = {
     "auto_map": {"AutoConfig": "model.NeoBERTConfig", "AutoModel": "model.NeoBERT"},
-    "classifier_init_range": 0.02,
-    "decoder_init_range": 0.02,
-    "dim_head": 8,
-    "embedding_init_range": 0.02,
+    "classifier_init_range": 0.02, "decoder_init_range": 0.02, "dim_head": 8, "embedding_init_range": 0.02,
     "hidden_size": 32,
     "intermediate_size": 100,  # two thirds are 66, so that rounding up to 72 is tested
     "kwargs": {"pretrained_model_name_or_path": "google-bert/bert-base-uncased", "trust_remote_code": True},
-    "max_length": 64,
-    "model_type": "neobert",
-    "norm_eps": 1e-05,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 3,
-    "pad_token_id": 0,
-    "pretrained_model_name_or_path": "google-bert/bert-base-uncased",
-    "torch_dtype": "float32",
-    "transformers_version": "4.48.2",
-    "trust_remote_code": True,
-    "vocab_size": 96,
-}
+    "max_length": 64, "model_type": "neobert", "norm_eps": 1e-05, "num_attention_heads": 4, "num_hidden_layers": 3,
+    "pad_token_id": 0, "pretrained_model_name_or_path": "google-bert/bert-base-uncased",
+    "torch_dtype": "float32", "transformers_version": "4.48.2", "trust_remote_code": True, "vocab_size": 96,
+}  # fmt: skip
 
 
 class Oracle:
@@ -92,7 +81,6 @@ class Oracle:
         return self.linear(pooled, "classifier") + self.weights["classifier.bias"]
 
     def mlm_loss(self, documents, labels):
-        """Mean cross-entropy over the labels that are not -100, of all documents together."""
         losses = []
         for ids, targets in zip(documents, labels):
             logits = self.mlm_logits(self.encode(ids)[2])

@@ -24,19 +24,9 @@ FORKS.set_forkserver_preload(["neobert_hf.pretraining.training"])
 
 def options_of(corpus, folder, **changes):
     """Values of both dataclasses of arguments by name; None leaves a value out."""
-    options = dict(
-        train_files=[corpus / "train.jsonl"],
-        validation_files=[corpus / "held_out.jsonl"],
-        tokenizer_name=corpus / "tokenizer",
-        documents_dir=corpus / "documents",
-        output_dir=folder,
-        config_overrides=SMALL,
-        tokens_per_step=256,
-        save_steps=4,
-        num_processes=1,
-        **SIZES,
-        **QUIET,
-    )
+    options = dict(train_files=[corpus / "train.jsonl"], validation_files=[corpus / "held_out.jsonl"])
+    options |= dict(tokenizer_name=corpus / "tokenizer", documents_dir=corpus / "documents", output_dir=folder)
+    options |= dict(config_overrides=SMALL, tokens_per_step=256, save_steps=4, num_processes=1, **SIZES, **QUIET)
     return {name: value for name, value in {**options, **changes}.items() if value is not None}
 
 
@@ -56,11 +46,8 @@ def _plain(value):
 
 
 def command(corpus, folder, **changes):
-    """The same run as arguments of examples/pretrain_mlm.py."""
     values = options_of(corpus, folder, **changes).items()
-    return [
-        str(part) for name, value in values for part in (f"--{name}", *(value if isinstance(value, list) else [value]))
-    ]
+    return [str(part) for name, value in values for part in (f"--{name}", *(value if type(value) is list else [value]))]
 
 
 def start(module, arguments, errors):
@@ -81,7 +68,6 @@ def _call_main(name, file, arguments, errors):
 
 
 def wait_for_steps(process, folder, num_steps):
-    """Wait until a run has logged some steps, or has ended."""
     deadline, metrics = time.monotonic() + 120, Path(folder, "metrics.jsonl")
     while time.monotonic() < deadline and process.is_alive():
         if metrics.exists() and len(metrics.read_text().splitlines()) >= num_steps:
@@ -90,10 +76,8 @@ def wait_for_steps(process, folder, num_steps):
 
 
 def entries_of(folder):
-    """The log entries of a run."""
     return list(map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines()))
 
 
 def losses_of(folder):
-    """The loss of each step of a run."""
     return {entry["step"]: entry["loss"] for entry in entries_of(folder) if "loss" in entry}

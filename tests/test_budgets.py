@@ -38,9 +38,8 @@ def test_the_library_and_its_scripts_have_at_most_the_tokens_of_pyproject():
 
 
 def test_tests_pages_and_changelog_have_at_most_the_lines_of_pyproject():
-    projects = [
-        file for name in ("examples", "benchmarks", "hub_upload") for file in (ROOT / name).glob("**/tests/*.py")
-    ]
+    roots = (ROOT / name for name in ("examples", "benchmarks", "hub_upload"))
+    projects = [file for root in roots for file in root.glob("**/tests/*.py")]
     pages = [*(ROOT / "docs").glob("*.md")]
     found = {"test_lines": num_lines([ROOT / "conftest.py", *(ROOT / "tests").rglob("*.py"), *projects])}
     found |= {"pages": len(pages), "changelog_lines": num_lines([ROOT / "CHANGELOG.md"])}

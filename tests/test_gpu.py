@@ -19,14 +19,7 @@ from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 from transformers import AutoModelForMaskedLM, set_seed
 
-from neobert_hf import (
-    MINI_MODEL_PATH,
-    NeoBERTConfig,
-    NeoBERTForMaskedLM,
-    PackedMLMCollator,
-    best_dtype,
-    inference_copy,
-)
+from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator, best_dtype, inference_copy
 from neobert_hf.checkpoints.embedding_models import open_embedding_model
 from neobert_hf.model.backends_neobert import Situation, choose_backend, find_backend
 from neobert_hf.pretraining.arguments import PretrainingArguments
@@ -38,17 +31,8 @@ pytestmark = [
 ]
 
 FLOAT32, HALF = (torch.float32,), (torch.float16, torch.bfloat16)
-BACKENDS = {
-    "auto": FLOAT32 + HALF,
-    "eager": FLOAT32 + HALF,
-    "sdpa": FLOAT32 + HALF,
-    "flex_attention": FLOAT32 + HALF,
-    "xformers": FLOAT32 + HALF,
-    "torch_varlen": HALF,
-    "flash_attention_2": HALF,
-    "flash_attention_3": HALF,
-    "flash_attention_4": HALF,
-}
+BACKENDS = dict.fromkeys(("auto", "eager", "sdpa", "flex_attention", "xformers"), FLOAT32 + HALF)
+BACKENDS |= dict.fromkeys(("torch_varlen", "flash_attention_2", "flash_attention_3", "flash_attention_4"), HALF)
 CASES = [(backend, dtype) for backend, dtypes in BACKENDS.items() for dtype in dtypes]
 
 
@@ -65,7 +49,6 @@ def versions():
 
 @pytest.fixture(scope="module")
 def report():
-    """Collect the errors and write them at the end."""
     rows = []
     yield rows
     content = {"device": torch.cuda.get_device_name(), "versions": versions(), "errors": rows}
@@ -110,9 +93,7 @@ def wide_checkpoint(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("backend", "dtype"), CASES, ids=lambda value: str(value).removeprefix("torch."))
-def test_every_backend_agrees_with_the_oracle_packed_padded_and_in_gradients(
-    wide_checkpoint, inputs, backend, dtype, report
-):
+def test_every_backend_agrees_with_the_oracle_also_in_gradients(wide_checkpoint, inputs, backend, dtype, report):
     config, weights, folder = wide_checkpoint
     model = load(folder, backend, dtype)
     packed, padded = inputs
@@ -177,9 +158,7 @@ def test_with_trusted_boundaries_the_host_never_waits(wide_checkpoint, inputs):
 
 
 @pytest.mark.parametrize("dtype", FLOAT32 + HALF, ids=lambda value: str(value).removeprefix("torch."))
-def test_an_inference_copy_agrees_with_the_oracle_when_it_captures_and_when_it_replays(
-    wide_checkpoint, inputs, dtype, report
-):
+def test_an_inference_copy_agrees_with_the_oracle_also_when_it_replays(wide_checkpoint, inputs, dtype, report):
     """Padded: two forwards of other tokens in between, which run the same CUDA graph if attention allows one."""
     config, weights, folder = wide_checkpoint
     model = load(folder, "auto", dtype)
@@ -194,9 +173,8 @@ def test_an_inference_copy_agrees_with_the_oracle_when_it_captures_and_when_it_r
         for _ in range(2):
             errors.append(relative_error(copied(**padded).logits[real], wanted))
             copied(padded["input_ids"].clamp(min=7, max=9), attention_mask=padded["attention_mask"])
-    report.append(
-        {"backend": "inference_copy", "dtype": str(dtype).removeprefix("torch."), "padded_error": max(errors)}
-    )
+    row = {"backend": "inference_copy", "dtype": str(dtype).removeprefix("torch.")}
+    report.append({**row, "padded_error": max(errors)})
     assert max(errors) <= (1e-4 if dtype == torch.float32 else 3 * floor)
 
 
@@ -266,28 +244,16 @@ def test_a_training_on_the_gpu_follows_that_of_the_cpu(tokenizer, tmp_path):
     documents = [[tokenizer.cls_token_id, *tokens[: 3 + i % 20], tokenizer.sep_token_id] for i in range(400)]
     curves = []
     for use_cpu in (True, False):
-        options = dict(
-            output_dir=str(tmp_path), save_strategy="no", bf16=False, tf32=False, max_steps=10, logging_steps=1
-        )
+        options = dict(output_dir=str(tmp_path), save_strategy="no", bf16=False, tf32=False, max_steps=10)
         options |= dict(max_length=32, row_tokens=64, tokens_per_step=512, warmup_steps=2, learning_rate=3e-3)
-        options |= dict(report_to="none", disable_tqdm=True)
+        options |= dict(logging_steps=1, report_to="none", disable_tqdm=True)
         args = PretrainingArguments(**options, use_cpu=use_cpu)
         set_seed(0)
         config = NeoBERTConfig(**{**CONFIG, "vocab_size": len(tokenizer), "sparse_prediction": True})
-        rows = packed_rows(
-            documents,
-            max_tokens=args.row_tokens,
-            max_length=args.max_length,
-            num_rows=args.max_steps * args.rows_per_step,
-        )
-        trainer = PretrainingTrainer(
-            NeoBERTForMaskedLM(config),
-            args,
-            recipe=args.to_recipe(),
-            train_dataset=rows,
-            data_collator=PackedMLMCollator(tokenizer),
-            processing_class=tokenizer,
-        )
+        rows = packed_rows(documents, args.row_tokens, args.max_length, args.max_steps * args.rows_per_step)
+        options = dict(recipe=args.to_recipe(), train_dataset=rows, processing_class=tokenizer)
+        collator = PackedMLMCollator(tokenizer)
+        trainer = PretrainingTrainer(NeoBERTForMaskedLM(config), args, **options, data_collator=collator)
         trainer.train()
         curves.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
     assert len(curves[0]) == 10 and curves[0][-1] < curves[0][0]

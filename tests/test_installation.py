@@ -10,9 +10,6 @@ from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("sentence_transformers", reason="this test runs neobert embed (pip install -e .[embed])")
-
 from packaging.requirements import Requirement
 from setuptools.config.pyprojecttoml import load_file
 
@@ -85,6 +82,16 @@ def test_the_wheel_has_the_scripts_and_no_tests(installed):
     scripts = {f"examples/{file.name}" for file in (ROOT / "examples").glob("*.py")}
     assert scripts | {"options.json", "examples/accelerate/ddp.yaml", "mini/model.safetensors"} <= files
     assert not [file for file in files if "tests/" in file or "conftest" in file]
+
+
+@pytest.mark.slow
+def test_the_description_names_files_that_the_wheel_installs(installed):
+    """An index shows it alone, where a link to a file leads nowhere."""
+    (metadata,) = installed.glob("neobert_hf-*.dist-info/METADATA")
+    text = metadata.read_text("utf-8")
+    named = re.findall(r" \(`([\w./]+)`\)", text)
+    assert len(named) > 15 and not re.findall(r"\]\((?!https?:|#)", text)
+    assert not [file for file in named if not (installed / "share/doc/neobert_hf" / file).is_file()]
 
 
 MISSING = [  # what is installed beside the wheel, the command, and the end of its line

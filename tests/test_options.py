@@ -16,18 +16,9 @@ from neobert_cli import commands as neobert_cli
 
 ROOT = Path(__file__).parents[1]
 FILE = Path(neobert_cli.__file__).parents[1] / "neobert_hf/options.json"  # a shell completes by it
-SCRIPTS = [
-    script
-    for pattern in (
-        "examples/*.py",
-        "examples/ablation/*.py",
-        "examples/paper/*.py",
-        "examples/paper/*/*.py",
-        "hub_upload/*.py",
-    )
-    for script in sorted(ROOT.glob(pattern))
-    if '"__main__"' in script.read_text("utf-8")
-]
+PLACES = ("examples", "examples/ablation", "examples/corpus", "examples/paper", "examples/paper/*", "hub_upload")
+SCRIPTS = [script for place in PLACES for script in sorted(ROOT.glob(f"{place}/*.py"))]
+SCRIPTS = [script for script in SCRIPTS if '"__main__"' in script.read_text("utf-8")]
 COMMANDS = {f"neobert {command.__name__.replace('_', '-')}": neobert_cli for command in neobert_cli.COMMANDS}
 COMMANDS |= {script.relative_to(ROOT).as_posix(): script.stem for script in SCRIPTS}
 

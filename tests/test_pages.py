@@ -1,4 +1,4 @@
-"""Pages: snippets run, tables match the stored results, and every named flag, file and function exists."""
+"""Pages: snippets run; tables match the stored results, and every named flag, file and function exists where the page says."""
 
 import importlib
 import json
@@ -8,10 +8,12 @@ import shlex
 import socket
 import subprocess
 import sys
+from glob import glob
 from pathlib import Path
 
 import pytest
 import result_tables
+import tomllib
 import torch
 from conftest import run_main
 from oracle import CONFIG, random_weights, write_checkpoint
@@ -27,7 +29,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = Path(neobert_hf.__file__).parent
 README = ROOT / "README.md"
 PROJECTS = [ROOT / f"examples/{name}/README.md" for name in ("paper", "upstream")]
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *PROJECTS]
+SKILL = ROOT / "skills/neobert-hf/SKILL.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *PROJECTS, SKILL]
 FIRST_PAGE = ROOT / "docs/first_model.md"  # its blocks depend on one another
 PROGRAMS_PAGE = ROOT / "docs/other_programs.md"  # test_programs.py runs its blocks
 SNIPPETS = [
@@ -56,9 +59,7 @@ def test_the_snippets_run(snippet, tokenizer, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [README, FIRST_PAGE], ids=["README", "first_model"])
-def test_the_blocks_of_a_first_page_run_in_an_empty_folder_with_an_installed_wheel(
-    page, installed, tokenizer, tmp_path
-):
+def test_the_blocks_of_a_first_page_run_in_an_empty_folder_with_the_wheel(page, installed, tokenizer, tmp_path):
     """In one shell, offline, as pasted; only the port and the published checkpoint are others, and pip installs nothing."""
     checkpoint = write_checkpoint(tmp_path / "NeoBERT", random_weights(), vocab_size=CONFIG["vocab_size"])
     tokenizer.save_pretrained(checkpoint)
@@ -68,9 +69,8 @@ def test_the_blocks_of_a_first_page_run_in_an_empty_folder_with_an_installed_whe
     blocks = re.findall(r"```(bash|python)\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     shell = [block if kind == "bash" else f"python - <<'END'\n{block}END\n" for kind, block in blocks]
     script = "".join(shell).replace("chandar-lab/NeoBERT", str(checkpoint))
-    script = re.sub(r"neobert serve [\w/]+", rf"\g<0> --port {port}", script).replace(
-        "localhost:8000", f"localhost:{port}"
-    )
+    script = re.sub(r"neobert serve [\w/]+", rf"\g<0> --port {port}", script)
+    script = script.replace("localhost:8000", f"localhost:{port}")
     which = "python -c 'import neobert_hf.examples as found; print(found.__file__)'\n"
     start = "set -e\ntrap 'kill $(jobs -p) 2> /dev/null || true' EXIT\npip() { true; }\n"
     (tmp_path / "page.sh").write_text(start + which + script)
@@ -90,7 +90,6 @@ def test_the_blocks_of_a_first_page_run_in_an_empty_folder_with_an_installed_whe
 
 
 def shell_blocks(page):
-    """The bash blocks of a page without their here-documents."""
     for block in re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
         yield re.sub(r"<<'(\w+)'\n.*?^\1$", "", block, flags=re.DOTALL | re.MULTILINE)
 
@@ -128,13 +127,48 @@ def commands_of(page):
             words = shlex.split(line, comments=True)
             if words[:1] == ["neobert"]:
                 yield f"neobert {words[1]}", [word for word in words if word.startswith("--")]
-            elif scripts := [
-                i for i, word in enumerate(words) if re.fullmatch(r"\w+/.*\.py|neobert_hf\.examples.*", word)
-            ]:
+            elif scripts := [i for i, each in enumerate(words) if re.fullmatch(r"\w+/.*\.py|neobert_hf\.exa.*", each)]:
                 yield words[scripts[0]], [word for word in words[scripts[0] :] if word.startswith("--")]
 
 
-COMMANDS = sorted({(what, flag) for page in PAGES for what, flags in commands_of(page) for flag in ["", *flags]})
+COMMANDS = {(what, flag) for page in PAGES for what, flags in commands_of(page) for flag in ["", *flags]}
+COMMANDS |= {(f"neobert {name}", "") for page in PAGES for name in re.findall(r"`neobert ([a-z-]+)", page.read_text())}
+COMMANDS |= {(f"neobert {each.__name__.replace('_', '-')}", "") for each in neobert_cli.COMMANDS}
+COMMANDS |= {(f"neobert {name}", "") for name in neobert_cli.SCRIPTS}
+
+
+def wheel_files():
+    """Files of the wheel by pyproject.toml, as they are installed."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+    files = set()
+    for package in settings["packages"]:
+        inside = package.replace(".", "/")
+        folder = ROOT / settings["package-dir"].get(package, f"src/{inside}")
+        for pattern in ["*.py", *settings["package-data"].get(package, [])]:
+            files |= {f"{inside}/{path}" for path in glob(pattern, root_dir=folder)}
+    return files
+
+
+WHEEL = wheel_files()
+SCRIPTS = [file for name in ("benchmarks", "examples", "hub_upload") for file in (ROOT / name).rglob("*.py")]
+UNSHIPPED = {file.name for file in SCRIPTS} - {Path(file).name for file in WHEEL}
+
+
+def not_in_a_wheel(text, division=r"^(?=##)"):
+    """What a text names and no wheel has, without sections that say "in a checkout"; the first may say so of the page."""
+    sections = re.split(division, text, flags=re.MULTILINE)
+    if re.search(r"\bpage\b[^.]*\bin\s+a\s+checkout", sections[0]):
+        return []
+    places = r"(?<![\w/.-])(?:benchmarks|examples|hub_upload|skills|src|tests)/[\w./-]*\w|(?:^|`)make [a-z-]+"
+    found = []
+    for section in sections:
+        if not re.search(r"\bin\s+a\s+checkout", section, re.IGNORECASE):
+            found += re.findall(places, section, re.MULTILINE)
+            found += UNSHIPPED & {*re.findall(r"\b\w+\.py\b", section)}
+        modules = [f"{name.replace('.', '/')}.py" for name in re.findall(r"-m (neobert_hf[\w.]+)", section)]
+        named = [*modules, *re.findall(r"\bneobert_hf/[\w/-]+\.\w+", section)]
+        found += [name for name in named if name not in WHEEL]
+    return found
 
 
 @pytest.mark.parametrize("command", sorted({what for what, _ in COMMANDS}))
@@ -145,6 +179,8 @@ def test_the_flags_of_the_commands_exist(command):
     else:
         module, words = importlib.import_module(re.split(r"[/.]", command.removesuffix(".py"))[-1]), []
     parts = run_main(module, *words, "--help")
+    if not command.startswith(("benchmarks", "examples", "hub_upload")):
+        assert not_in_a_wheel(parts, "\n\n") == []
     known = run_main(module, *words, "--help_all") if "--help_all" in parts else parts
     missing = [flag for what, flag in COMMANDS if what == command and not re.search(rf"{flag}\b", known)]
     assert not missing
@@ -159,9 +195,9 @@ def test_a_table_shows_the_stored_result(file):
     assert file.read_text("utf-8") == result_tables.render(result_tables.read(result_tables.name_of(file))) + "\n"
 
 
-@pytest.mark.parametrize("page", result_tables.BLOCKS)
-def test_the_table_inside_a_page_shows_the_stored_result(page):
-    assert (ROOT / page).read_text("utf-8") == result_tables.with_block(page)
+@pytest.mark.parametrize("page", result_tables.PAGES, ids=lambda page: page.stem)
+def test_the_tables_inside_a_page_show_the_stored_results(page):
+    assert page.read_text("utf-8") == result_tables.with_blocks(page)
 
 
 def test_the_figure_shows_the_stored_results():
@@ -169,8 +205,10 @@ def test_the_figure_shows_the_stored_results():
 
 
 def test_every_stored_table_is_on_a_page():
-    """A page includes it as it is, or the list of results links it. Those of sent GPUs are on no page yet."""
-    included = re.findall(r"```\{include\} \.\./benchmarks/results/(.+)\.md", "".join(map(Path.read_text, PAGES)))
+    """A page holds it, or the list of results links it. Those of sent GPUs are on no page yet."""
+    text = "".join(map(Path.read_text, PAGES))
+    assert "{include} ../benchmarks" not in text  # a bare path for whoever reads the page outside the site
+    included = {*re.findall(r"<!-- table:(\S+) -->", text)} - {*result_tables.SUMMARIES}
     linked = re.findall(r"\]\(results/(.+?)\.md\)", (ROOT / "benchmarks/README.md").read_text("utf-8"))
     tables = {result_tables.name_of(file) for file in STORED}
     assert {*included, *linked} <= tables and {name for name in tables if not name.startswith("gpu/")} <= {
@@ -200,17 +238,23 @@ def test_the_architecture_page_names_functions_and_classes_that_exist():
             assert re.search(rf"^ *(def|class) {part}\b|^{part}\b.* = ", source, re.MULTILINE), f"{file}: {name}"
 
 
+def test_a_page_says_what_needs_a_checkout():
+    pages = [README, SKILL, *(ROOT / "docs").glob("*.md")]
+    assert {page.name: found for page in pages if (found := not_in_a_wheel(page.read_text("utf-8")))} == {}
+
+
 def test_every_file_that_a_page_names_exists():
     """Paths are relative to the repository, the package or the folder of the page."""
     for page in PAGES:
         text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
         named = re.findall(r"\]\((?!http)([^)#]+)[^)]*\)|`((?:[\w-]+/)+[\w.-]+\.(?:py|sh|md|toml|yaml))`", text)
         for file in (linked or quoted for linked, quoted in named):
-            assert any((folder / file).exists() for folder in (ROOT, PACKAGE, page.parent)), f"{page.name} names {file}"
+            exists = file in WHEEL or any((folder / file).exists() for folder in (ROOT, PACKAGE, page.parent))
+            assert exists, f"{page.name} names {file}"
 
 
 def test_every_page_is_in_the_table_of_contents():
     index = (ROOT / "docs/index.md").read_text("utf-8")
-    contents = set(re.search(r"```\{toctree\}\n:hidden:\n\n(.*?)```", index, re.DOTALL)[1].split())
+    contents = set(re.search(r"```\{toctree\}\n:maxdepth: 1\n\n(.*?)```", index, re.DOTALL)[1].split())
     assert contents == {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
     assert not contents & {"search", "genindex"}  # Sphinx writes its own pages with these names over ours

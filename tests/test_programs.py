@@ -33,7 +33,6 @@ SNIPPETS = [
 
 
 def environment(title: str) -> Path:
-    """Install the program of a section, in the tested version, after the packages of the running environment."""
     lines = re.findall(r"^pip install (.+)", SECTIONS[title], re.MULTILINE)
     if not lines:
         return Path(sys.executable)
@@ -68,7 +67,6 @@ def run(python: Path, code: str, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """The folders that the page makes first."""
     folder = tmp_path_factory.mktemp("folders")
     run(Path(sys.executable), FOLDERS, folder)
     return folder

@@ -14,11 +14,10 @@ import pytest
 import ragged
 import runtimes
 import serving
-import throughput
 import torch
 import transformers
 from conftest import run_main
-from harness import Ceiling, docstrings, median_ratio
+from harness import Ceiling, docstrings
 from published import PublishedMaskedLM
 from ragged import log_normal_lengths
 
@@ -74,10 +73,6 @@ def test_the_ceiling_counts_all_matrix_products_of_the_model():
     no_attention, some = (ceiling.tokens_per_s(100, 0.5, length) for length in (0, 4096))
     assert no_attention == 200
     assert some == pytest.approx(200 * 396.4e6 / (396.4e6 + 86e3 * 4096), rel=1e-2)
-
-
-def test_the_ratio_is_the_median_over_the_ratios_of_the_rounds():
-    assert median_ratio([2, 40, 2], [1, 20, 1]) == 2
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks/results").rglob("*.json")), ids=lambda file: file.stem)
@@ -157,12 +152,8 @@ def test_a_runtime_that_is_not_installed_is_named_before_a_file_is_written(tmp_p
     assert not any(tmp_path.iterdir())
 
 
-# ---------------------------------------------------------------------------------------- pretraining beside its peers
-
-
 @pytest.fixture
 def peer_arguments(corpus, tmp_path):
-    """Arguments of a miniature of pretraining_peers.py."""
     sizes = dict(tokens_per_step=64, max_length=32, num_documents=200, num_held_out=20)
     return SimpleNamespace(corpus=str(corpus), folder=str(tmp_path / "runs"), **sizes)
 
@@ -192,9 +183,8 @@ def test_every_arm_trains_the_same_sizes_and_predicts_the_same_tokens(peer_argum
     assert 0.1 < results[0]["num_predicted"] / sum(seen[0]["num_tokens"]) < 0.2
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "NeoBERT" else pytest.mark.slow) for name in peers.SHAPES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", peers.SHAPES)
 def test_held_out_figures_are_those_of_each_document_alone(name, peer_arguments, tokenizer):
     """The expected figures are computed document by document, without padding, with the masks of the collator."""
     file = Path(peers.prepare(peer_arguments)["folder"], "held_out.jsonl")

@@ -23,7 +23,6 @@ class LocalHub(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def put(self, repo_id, files, reference="main"):
-        """Make `reference` the commit with these files."""
         commit = hashlib.sha1(repr((repo_id, sorted(files.items()))).encode()).hexdigest()
         self.references.setdefault(repo_id, {}).update({reference: (commit, files), commit: (commit, files)})
         return commit
@@ -32,7 +31,6 @@ class LocalHub(ThreadingHTTPServer):
         return self.references[repo_id][reference][1]
 
     def sent(self, word):
-        """Bodies of the requests whose path contains `word`."""
         return [body for method, path, body in self.requests if word in path and method == "POST"]
 
     def handle_error(self, request, client_address):
@@ -105,9 +103,8 @@ class Handler(BaseHTTPRequestHandler):
         if "/tree/" in self.path:
             return self.answer(entries)
         siblings = [{"rfilename": name, "size": len(files[name]), "blobId": oid(files[name])} for name in files]
-        self.answer(
-            {"id": repo_id, "modelId": repo_id, "sha": commit, "private": False, "siblings": siblings, "tags": []}
-        )
+        names = {"id": repo_id, "modelId": repo_id, "sha": commit}
+        self.answer({**names, "private": False, "siblings": siblings, "tags": []})
 
     def preupload(self, repo_id, found, body):
         names = [file["path"] for file in json.loads(body)["files"]]

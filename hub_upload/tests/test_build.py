@@ -32,9 +32,6 @@ def assert_refused(message, model, out, **options):
     assert contents(out.parent) == before
 
 
-# ---------------------------------------------------------------------------------------- where a build writes
-
-
 @pytest.mark.parametrize("name", ["thesis.tex", "checkpoint-500/optimizer.pt", ".git/HEAD", "config.json"])
 def test_a_build_is_written_to_a_new_or_empty_folder_only(saved, tmp_path, name):
     (tmp_path / "mine" / name).parent.mkdir(parents=True)
@@ -52,14 +49,11 @@ def test_a_build_that_fails_leaves_nothing(saved, tmp_path, name):
     assert {file.name for file in tmp_path.iterdir()} == {"saved"}
 
 
-# ---------------------------------------------------------------------------------------- what can be published
-
-
-@pytest.mark.parametrize(
-    "kind", ["embedding", "classes", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("reranker", "modules"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["embedding", "classes", "reranker", "modules"])
 def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and_a_card(saved, tmp_path, kind):
-    sentence_transformers = pytest.importorskip("sentence_transformers")
+    import sentence_transformers
+
     if is_reranker := kind in ("reranker", "modules"):
         make = sentence_transformers.CrossEncoder if kind == "reranker" else reranker_of_modules
         model = make(str(saved), num_labels=1)
@@ -89,7 +83,6 @@ def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and
 
 def test_a_build_of_the_mini_model_has_its_weights_and_is_loaded_in_float32(tmp_path):
     """With bf16, numpy() would refuse what the model returns."""
-    pytest.importorskip("sentence_transformers")
     mini, out = Path(MINI_MODEL_PATH), build(MINI_MODEL_PATH, tmp_path / "hub", model_id="org/name")
     before, after = (contents(folder) for folder in (mini, out))
     same = [name for name in before if name.endswith("safetensors")]
@@ -106,9 +99,8 @@ def test_the_card_of_a_folder_is_copied_with_what_is_given_and_without_one_a_car
     (saved / "README.md").write_text("---\nlicense: [\n---\nwords")
     with pytest.raises(ValueError, match=r"README\.md is no model card"):
         build(saved, tmp_path / "damaged")
-    (saved / "README.md").write_text(
-        f"---\nlicense: cc-by-4.0\nlanguage: de\n---\n# My words\n\nLoad {json.dumps(saved.name)}.\n"
-    )
+    words = f"# My words\n\nLoad {json.dumps(saved.name)}.\n"
+    (saved / "README.md").write_text(f"---\nlicense: cc-by-4.0\nlanguage: de\n---\n{words}")
     for given, license in ((None, "cc-by-4.0"), ("mit", "mit")):
         build(saved, tmp_path / license, model_id="org/name", license=given)
         card = ModelCard.load(tmp_path / license / "README.md")
@@ -148,20 +140,15 @@ def test_a_hub_id_is_read_from_the_cache_whose_links_are_its_own(saved, tmp_path
     assert (out / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
 
 
-# ---------------------------------------------------------------------------------------- refused
-
-
 def adapter(saved):
-    peft = pytest.importorskip("peft")
+    import peft
+
     model = NeoBERTForSequenceClassification.from_pretrained(saved)
     peft.get_peft_model(model, peft.LoraConfig(target_modules=["qkv"])).save_pretrained(saved)
 
 
 def module(**values):
-    """A folder of sentence-transformers whose second module is changed."""
-
     def change(saved):
-        pytest.importorskip("sentence_transformers")
         sentence_transformer(str(saved)).save_pretrained(str(saved))
         modules = json.loads((saved / "modules.json").read_text())
         modules[1] |= values
@@ -175,8 +162,6 @@ def config(**values):
 
 
 def embedder(name, text):
-    """A folder of sentence-transformers with a file that is changed."""
-
     def change(saved):
         module()(saved)
         (saved / name).write_text(text)

@@ -343,17 +343,49 @@ def export(parser: Parser) -> Run:
     return run
 
 
+def predict(parser: Parser) -> Run:
+    """Predict the rows of a file: classes, numbers, tags, answers, or scores of pairs.
+
+    neobert predict runs/tickets new_tickets.csv --text_columns ticket --output predictions.csv
+    neobert predict exported new_tickets.csv --text_columns ticket --dtype int8
+    neobert predict runs/tagger sentences.jsonl
+
+    The output has the columns of the file, and those of the predictions. An exported folder needs neither torch nor transformers.
+    """
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="Folder that a training saved, or that `neobert export` wrote.")
+    add("file", metavar="FILE", help="Rows: .csv, .tsv, .jsonl, .json or .parquet; of words also CoNLL.")
+    add("--output", "-o", metavar="FILE", help=".csv, .jsonl or .parquet. Default: predictions.csv or .jsonl, here.")
+    add("--text_columns", nargs="+", default=["text"], metavar="COLUMN", help="One or two columns of text.")
+    add("--word_column", help="Column of the words, for tags. Default: words or tokens. Of CoNLL a number; default: 1.")
+    add("--column_names", nargs="+", metavar="NAME", help="All columns of .csv or .tsv files without a line of names.")
+    add("--label_separator", help="What joins the classes of a row, if it has several. Default: a list.")
+    add("--truncation", choices=("warn", "error", "off"), default="warn", help="What is done about longer texts.")
+    add("--skip_bad_rows", action="store_true", help="Leave out rows with a fault, and say how many.")
+    add("--overwrite", action="store_true", help="Replace the output of an earlier command.")
+    add("--dtype", help="Numbers of an exported folder: fp32 (default), fp16, bf16 or int8.")
+    add("--runtime", help="onnxruntime or openvino, of an exported folder. Default: the first one whose files it has.")
+
+    def run(**options) -> None:
+        from neobert_hf.export.predicting import predict_file
+
+        predict_file(**options)
+
+    return run
+
+
 def _run(command: str, run: Run, **options) -> None:
     """Run a command without progress bars if there is no terminal; for embeddings, set the memory allocator and the threads."""
-    from transformers.utils import logging
-
     if command in EMBEDDING:
         from neobert_hf.runs import limit_threads, tune_allocator
 
         tune_allocator()
         limit_threads()
     if not sys.stderr.isatty():
-        logging.disable_progress_bar()
+        with suppress(ImportError):  # an exported model needs no transformers
+            from transformers.utils import logging
+
+            logging.disable_progress_bar()
     run(**options)
 
 
@@ -365,7 +397,7 @@ def _say_next(*words: str) -> None:
         say_next(("neobert", *words))
 
 
-COMMANDS = (embed, search, train_tokenizer, tokenize, doctor, convert, export)
+COMMANDS = (embed, search, predict, train_tokenizer, tokenize, doctor, convert, export)
 SCRIPTS = {  # with the first line of their help
     "example-data": "Write the small files that the documentation uses.",
     "finetune-classifier": "Train a model to give texts a class or a number.",

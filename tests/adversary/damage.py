@@ -14,14 +14,9 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from neobert_hf.files.errors import run_command
 
 COUNTS = {
-    "checkpoints of pretraining": 40,
-    "checkpoints of contrastive training": 25,
-    "documents and their manifest": 25,
-    "unfinished documents": 25,
-    "weights and config for the Hub": 20,
-}
-
-
+    "checkpoints of pretraining": 40, "checkpoints of contrastive training": 25,
+    "documents and their manifest": 25, "unfinished documents": 25, "weights and config for the Hub": 20,
+}  # fmt: skip
 USES = {  # the run whose result a damage must not change
     "checkpoints of pretraining": "pretraining",
     "checkpoints of contrastive training": "contrastive training",
@@ -31,13 +26,11 @@ USES = {  # the run whose result a damage must not change
 
 
 def prepare(bench: Workbench) -> tuple[list, dict]:
-    """Cases that damage a file in a copy of an interrupted run or of its output."""
     whole = bench.references
     templates = {name: bench.folder / f"damaged-{i}" for i, name in enumerate(COUNTS)}
     _stop_after(templates["checkpoints of pretraining"] / "out", whole["pretraining"].folder, "checkpoint-12")
-    _stop_after(
-        templates["checkpoints of contrastive training"] / "out", whole["contrastive training"].folder, "checkpoint-8"
-    )
+    contrastive = templates["checkpoints of contrastive training"] / "out"
+    _stop_after(contrastive, whole["contrastive training"].folder, "checkpoint-8")
     shutil.copytree(bench.folder / "documents", templates["documents and their manifest"] / "documents")
     _interrupt_tokenizing(bench, templates["unfinished documents"] / "out")
     shutil.copytree(whole["the build for the Hub"].folder, templates["weights and config for the Hub"])
@@ -61,9 +54,6 @@ def _interrupt_tokenizing(bench: Workbench, folder: Path) -> None:
     fork_case(at_event(bench.tokenize(folder, workers=1), folder, 60, kill(0)), folder.with_name("log"))
     if (folder / "manifest.json").exists() or not list(folder.glob("records/*.json")):
         raise Failed("error in this test: tokenizing did not stop between its first task and its manifest")
-
-
-# ---------------------------------------------------------------------------------------- damage
 
 
 def cut(rng: random.Random, content: bytes) -> bytes:
@@ -96,11 +86,7 @@ def damage(rng: random.Random, folder: Path, files: list[Path]) -> str:
     return f"{name}: {way}"
 
 
-# ---------------------------------------------------------------------------------------- use of the damaged files
-
-
 def case(_, name: str, rng: random.Random, folder: Path, shared: dict) -> str:
-    """Damage a file, then run the command that reads it."""
     bench = shared["bench"]
     copy = folder / "copy"
     shutil.copytree(shared["templates"][name], copy)
@@ -136,8 +122,6 @@ def _use(name: str, bench: Workbench, copy: Path, shared: dict) -> str:
 
 
 def _load(folder: Path) -> Callable[[], None]:
-    """Print the summed logits of the model of a folder."""
-
     def run():
         model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
         with torch.no_grad():

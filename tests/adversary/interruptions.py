@@ -17,23 +17,8 @@ from conftest import contents
 
 from neobert_hf.runs import last_complete_checkpoint
 
-NUM_KILLS = {
-    "pretraining": 30,
-    "pretraining, phase 2": 15,
-    "pretraining from a stream": 15,
-    "contrastive training": 20,
-    "tokenizing": 30,
-    "the build for the Hub": 10,
-}
-NUM_WRITES = {
-    "pretraining": 30,
-    "pretraining from a stream": 10,
-    "contrastive training": 20,
-    "tokenizing": 25,
-    "the build for the Hub": 15,
-}
-
-# ---------------------------------------------------------------------------------------- moments
+NUM_KILLS = dict(zip(COMMANDS, (30, 15, 15, 20, 30, 10)))
+NUM_WRITES = dict(zip(COMMANDS, (30, 0, 10, 20, 25, 15)))
 
 
 def kill(delay: float) -> Callable[[str], None]:
@@ -51,7 +36,6 @@ def kill(delay: float) -> Callable[[str], None]:
 
 
 def run_out_of_space(file: str) -> None:
-    """Raise the error of a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
 
 
@@ -65,16 +49,12 @@ def with_file_limit(command: Callable[[], None], limit: int) -> Callable[[], Non
     return run
 
 
-# ---------------------------------------------------------------------------------------- after the interruption
-
-
 def start_again(bench: Workbench, name: str, folder: Path, wrap=lambda command: command, **options) -> Outcome:
     """Run the command again; a training resumes from its last checkpoint, or starts again if it has none."""
     return fork_case(wrap(getattr(bench, COMMANDS[name])(folder, **options)), folder.with_name("again"))
 
 
 def check_no_partial_file_counts_as_complete(name: str, folder: Path, reference: Reference) -> None:
-    """Check that files that count as complete equal the files of the uninterrupted run."""
     if name in TRAININGS and folder.exists():
         checkpoint = last_complete_checkpoint(folder)
         if checkpoint and not _same_weights(checkpoint, reference.folder / checkpoint.name):
@@ -101,7 +81,6 @@ def finish(bench: Workbench, name: str, folder: Path, reference: Reference, **op
 
 
 def check_result(name: str, folder: Path, reference: Reference) -> None:
-    """Check that the result equals the uninterrupted run bitwise."""
     if name == "tokenizing":
         found, expected = (
             {file: content for file, content in contents(each).items() if re.match(r"ids/.*\.ds|manifest.json$", file)}
@@ -125,15 +104,10 @@ def _same_weights(folder: Path, other: Path) -> bool:
 
 
 def draw_moment(rng: random.Random, reference: Reference) -> tuple[int, float]:
-    """Draw the number of a file event, and the seconds after it."""
     return rng.randint(1, reference.num_events), rng.choice((0.0, 0.0, rng.uniform(0, 0.05)))
 
 
-# ---------------------------------------------------------------------------------------- cases
-
-
 def kill_case(_, name: str, rng: random.Random, folder: Path, bench: Workbench) -> str:
-    """Kill the command, check the files that remain, run the command again."""
     reference = bench.references[name]
     out = folder / "out"
     options = {"documents_dir": None} if "pretraining" in name and rng.random() < 0.3 else {}  # tokenizing first
@@ -162,7 +136,6 @@ def _killed(bench, name, out, rng, reference, options):
 
 
 def write_case(_, name: str, rng: random.Random, folder: Path, bench: Workbench) -> str:
-    """Let a write fail, check the files that remain, run the command again."""
     reference = bench.references[name]
     out = folder / "out"
     if rng.random() < 0.5:
@@ -182,8 +155,6 @@ def write_case(_, name: str, rng: random.Random, folder: Path, bench: Workbench)
 
 
 def plan(kind: str, counts: dict[str, int]) -> Callable[[Workbench], tuple[list, Workbench]]:
-    """Return a function that makes the cases of a family, after the uninterrupted runs."""
-
     def prepare(bench):
         cases = [(f"{kind} {name}", name) for name in bench.references for _ in range(counts.get(name, 0))]
         return cases, bench

@@ -93,10 +93,6 @@ def write(file: Path, rows: list[tuple[str, str]], rng: random.Random) -> Path:
     return file
 
 
-FORMATS = {
-    "labels of people in CSV": ".csv",
-    "labels of people in TSV": ".tsv",
-    "labels of people in JSON lines": ".jsonl",
-    "labels of people in Parquet": ".parquet",
-}
+SUFFIXES = {"CSV": ".csv", "TSV": ".tsv", "JSON lines": ".jsonl", "Parquet": ".parquet"}
+FORMATS = {f"labels of people in {name}": suffix for name, suffix in SUFFIXES.items()}
 LABELS = Family("labels", prepare, case)

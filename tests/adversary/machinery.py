@@ -49,8 +49,6 @@ class Family:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a case."""
-
     family: str
     number: int
     kind: str
@@ -69,11 +67,7 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """The last line of standard error."""
         return (self.errors.strip().splitlines() or [""])[-1]
-
-
-# ---------------------------------------------------------------------------------------- one command
 
 
 def fork_case(function: Callable[[], Any], log: Path, timeout: float = 90, kill_after: float | None = None) -> Outcome:
@@ -112,9 +106,8 @@ def _fork(function: Callable[[], Any], log: Path) -> int:
     pid = os.fork()
     if pid == 0:
         _run_and_exit(function, log)
-    with contextlib.suppress(
-        OSError
-    ):  # both processes call setpgid, since either may run first; the child may have ended
+    # both processes call setpgid, since either may run first; the child may have ended
+    with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
     return pid
 
@@ -229,11 +222,7 @@ def explained(outcome: Outcome, *names: str) -> str:
     return EXPLAINED
 
 
-# ---------------------------------------------------------------------------------------- many cases
-
-
 def draw(seed: str, family: str, number: int) -> random.Random:
-    """The random number generator of a case."""
     return random.Random(f"{seed} {family} {number}")
 
 
@@ -270,7 +259,6 @@ def run_family(
 
 
 def _choose(plan: list[tuple[str, Any]], rng: random.Random, share: float) -> list[int]:
-    """Numbers of the cases to run: one of each kind, then others up to the share."""
     numbers, firsts = list(range(len(plan))), {}
     rng.shuffle(numbers)
     for number in numbers:

@@ -30,7 +30,6 @@ def prepare(bench: Workbench) -> tuple[list, dict]:
 
 
 def case(kind: str, _, rng: random.Random, folder: Path, shared: dict) -> str:
-    """Compare the logits and the loss of a random batch."""
     dtype, oracle = rng.choice(list(TOLERANCES)), shared["oracle"]
     model, tolerance = shared["models"][dtype], TOLERANCES[dtype]
     if kind == "inference copies":

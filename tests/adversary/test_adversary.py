@@ -35,7 +35,6 @@ def bench(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ledger(request):
-    """The seed and the verdicts of all families; the fixture prints the table at the end."""
     seed, begin, verdicts = os.environ.get("ADVERSARY_SEED") or secrets.token_hex(4), time.monotonic(), []
     yield seed, verdicts
     found = report(verdicts, seed, time.monotonic() - begin)

@@ -23,7 +23,6 @@ def prepare(bench: Workbench) -> tuple[list, None]:
 
 
 def case(kind: str, named: str, rng: random.Random, folder: Path, _) -> str:
-    """Train a tokenizer on random texts, write its folder, and open it; then name no class, which is the way out."""
     special = NAMES[0] if kind == "BERT's own" else rng.choice(NAMES)
     texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(200)]
     own = KINDS[kind](rng, special, texts)
@@ -68,12 +67,8 @@ def ids_of(folder: Path, texts: list[str]) -> list[list[int]]:
 
 
 def write(file: Path, settings: dict) -> None:
-    """Change settings of a JSON file; None removes one."""
     content = (json.loads(file.read_text()) if file.exists() else {}) | settings
     file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
-
-
-# ---------------------------------------------------------------------------------------- the tokenizers
 
 
 def train(own: Tokenizer, trainer, texts: list[str]) -> Tokenizer:
@@ -88,7 +83,6 @@ def wordpiece(special: list[str], texts: list[str], normalizer, pre_tokenizer) -
 
 
 def cased(rng: random.Random, special: list[str], texts: list[str]) -> Tokenizer:
-    """A cased WordPiece."""
     normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=rng.choice((None, False, True)))
     return wordpiece(special, texts, normalizer, pre_tokenizers.BertPreTokenizer())
 
@@ -99,7 +93,6 @@ def uncased(rng: random.Random, special: list[str], texts: list[str]) -> Tokeniz
 
 
 def byte_level(rng: random.Random, special: list[str], texts: list[str]) -> Tokenizer:
-    """A BPE of bytes."""
     own = Tokenizer(models.BPE(unk_token=special[1]))
     own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=rng.random() < 0.5)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -108,7 +101,6 @@ def byte_level(rng: random.Random, special: list[str], texts: list[str]) -> Toke
 
 
 def unigram(rng: random.Random, special: list[str], texts: list[str]) -> Tokenizer:
-    """A Unigram with marks in the place of spaces, as of sentencepiece."""
     own = Tokenizer(models.Unigram())
     own.normalizer = rng.choice((normalizers.NFKC(), normalizers.NFC(), normalizers.Lowercase()))
     own.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=rng.choice(("always", "first", "never")))
@@ -117,20 +109,13 @@ def unigram(rng: random.Random, special: list[str], texts: list[str]) -> Tokeniz
 
 
 def own_normalizer(rng: random.Random, special: list[str], texts: list[str]) -> Tokenizer:
-    """A WordPiece whose normalizer and pre-tokenizer are not BERT's."""
     splits = normalizers.Replace(Regex("(?<=[a-z])(?=[A-Z])"), " "), normalizers.Replace("3", "three")
     normalizer = normalizers.Sequence([*splits, normalizers.NFD(), normalizers.Lowercase()])
-    return wordpiece(
-        special, texts, normalizer, rng.choice((pre_tokenizers.WhitespaceSplit(), pre_tokenizers.BertPreTokenizer()))
-    )
+    splitter = rng.choice((pre_tokenizers.WhitespaceSplit(), pre_tokenizers.BertPreTokenizer()))
+    return wordpiece(special, texts, normalizer, splitter)
 
 
-KINDS = {
-    "cased WordPiece": cased,
-    "BERT's own": uncased,
-    "byte-level BPE": byte_level,
-    "Unigram": unigram,
-    "WordPiece with its own normalizer": own_normalizer,
-}
+KINDS = {"cased WordPiece": cased, "BERT's own": uncased, "byte-level BPE": byte_level, "Unigram": unigram}
+KINDS["WordPiece with its own normalizer"] = own_normalizer
 NAMED = ("tokenizer_config.json", "config.json")
 TOKENIZERS = Family("tokenizers", prepare, case)

@@ -28,17 +28,14 @@ from neobert_cli import commands as neobert_cli
 from neobert_hf.data.wordpiece import train_wordpiece
 
 SHAPE = "hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=48"
+QUIET = dict(report_to="none", use_cpu=True, disable_tqdm=True, logging_steps=1)
 WORDS = SENTENCE.split()
 CORPUS_TEXTS, PAIRS = 300, 120
 # The runs to interrupt and the method of the workbench that makes the command; the first four are trainings, which resume.
 COMMANDS = {
-    "pretraining": "pretrain",
-    "pretraining, phase 2": "second_phase",
-    "pretraining from a stream": "streaming",
-    "contrastive training": "contrastive",
-    "tokenizing": "tokenize",
-    "the build for the Hub": "hub",
-}
+    "pretraining": "pretrain", "pretraining, phase 2": "second_phase", "pretraining from a stream": "streaming",
+    "contrastive training": "contrastive", "tokenizing": "tokenize", "the build for the Hub": "hub",
+}  # fmt: skip
 TRAININGS = tuple(COMMANDS)[:4]
 
 
@@ -83,7 +80,6 @@ class Workbench:
         return " ".join(WORDS[(start + i * rng.choice((1, 1, 1, 2))) % len(WORDS)] for i in range(length))
 
     def finish(self, command: Callable[[], None], name: str) -> Outcome:
-        """Run a command that must end with status 0."""
         outcome = fork_case(command, self.folder / f"log-{name}")
         if outcome.status != 0:
             raise Failed(f"bug: {name} ended with status {outcome.status}: {outcome.errors[-2000:]}")
@@ -92,75 +88,37 @@ class Workbench:
     # Each method returns a function without arguments, which a fork calls.
 
     def pretrain(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """examples/pretrain_mlm.py: 12 steps, a checkpoint every four steps."""
-        options = dict(
-            train_files=self.folder / "train.jsonl",
-            validation_files=self.folder / "held_out.jsonl",
-            tokenizer_name=self.folder / "tokenizer",
-            documents_dir=self.folder / "documents",
-            output_dir=output_dir,
-            config_overrides=SHAPE,
-            max_steps=12,
-            warmup_steps=2,
-            learning_rate=3e-3,
-            max_length=32,
-            row_tokens=64,
-            tokens_per_step=128,
-            logging_steps=1,
-            save_steps=4,
-            report_to="none",
-            use_cpu=True,
-            num_processes=1,
-            disable_tqdm=True,
-        )
+        files = {"train_files": "train.jsonl", "validation_files": "held_out.jsonl"}
+        files |= {"tokenizer_name": "tokenizer", "documents_dir": "documents"}
+        options = {name: self.folder / file for name, file in files.items()} | QUIET
+        options |= dict(output_dir=output_dir, config_overrides=SHAPE, num_processes=1)
+        options |= dict(max_steps=12, warmup_steps=2, learning_rate=3e-3, save_steps=4)
+        options |= dict(max_length=32, row_tokens=64, tokens_per_step=128)
         return script(pretrain_mlm.__file__, options | changes)
 
     def second_phase(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """examples/pretrain_mlm.py, phase 2, from the model of the workbench."""
         options = dict(phase=2, init_from=self.folder / "model", longer_than=[24, 40], max_length=64)
         return self.pretrain(output_dir, warmup_steps=None, config_overrides=None, **options, **changes)
 
     def streaming(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """examples/pretrain_mlm.py, which tokenizes during training."""
         return self.pretrain(output_dir, streaming=True, **changes)
 
     def contrastive(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """examples/train_contrastive.py: 8 steps, a checkpoint every three steps."""
-        options = dict(
-            model_name_or_path=self.folder / "model",
-            train_files=self.folder / "pairs.jsonl",
-            output_dir=output_dir,
-            max_steps=8,
-            warmup_steps=2,
-            per_device_train_batch_size=8,
-            max_seq_length=32,
-            learning_rate=1e-3,
-            logging_steps=1,
-            save_steps=3,
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-        )
+        files = dict(model_name_or_path=self.folder / "model", train_files=self.folder / "pairs.jsonl")
+        options = QUIET | files | dict(output_dir=output_dir, max_steps=8, warmup_steps=2, save_steps=3)
+        options |= dict(per_device_train_batch_size=8, max_seq_length=32, learning_rate=1e-3)
         return script(train_contrastive.__file__, options | changes)
 
     def tokenize(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """`neobert tokenize`: ten tasks by two processes."""
-        options = dict(
-            output_dir=output_dir,
-            tokenizer_name=self.folder / "tokenizer",
-            files=self.folder / "train.jsonl",
-            tasks=10,
-            workers=2,
-        )
+        options = dict(tokenizer_name=self.folder / "tokenizer", files=self.folder / "train.jsonl")
+        options |= dict(output_dir=output_dir, tasks=10, workers=2)
         return partial(_call_cli, ["tokenize", *flags(options | changes)])
 
     def hub(self, out: Path, **changes) -> Callable[[], None]:
-        """hub_upload/build.py with the model of the workbench."""
         return script(build.__file__, dict(model=self.folder / "model", out=out, model_id="org/tiny") | changes)
 
 
 def script(file: str, options: dict) -> Callable[[], None]:
-    """Return a command that runs a script with options."""
     return partial(_call_script, file, flags(options))
 
 
@@ -176,11 +134,7 @@ def _call_cli(argv):
     neobert_cli.main()
 
 
-# ---------------------------------------------------------------------------------------- results to compare
-
-
 def weights_of(folder: Path) -> str:
-    """Hash of the names and values of a saved model."""
     digest = hashlib.sha256()
     with safe_open(folder / "model.safetensors", "pt") as file:
         for name in sorted(file.keys()):
@@ -189,6 +143,5 @@ def weights_of(folder: Path) -> str:
 
 
 def losses_of(folder: Path) -> dict[int, float]:
-    """The loss of each step, from the metrics file of a pretraining."""
     entries = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {entry["step"]: entry["loss"] for entry in entries if "loss" in entry}

@@ -24,20 +24,14 @@ def prepare(bench: Workbench) -> tuple[list, dict]:
     """48 cases: jobs that are saved twice, and files and folders of commands."""
     model = str(bench.references["the build for the Hub"].folder)
     with contextlib.redirect_stdout(io.StringIO()):
-        jobs = [
-            Classifier(model, 16).fit(TEXTS, LABELS, **FAST),
-            Tagger(model, 16).fit(
-                [text.split() for text in TEXTS],
-                [["O"] * len(text.split()) for text in TEXTS[:-1]] + [["B-X", "O", "O"]],
-                **FAST,
-            ),
-        ]
+        words = [text.split() for text in TEXTS]
+        tags = [["O"] * len(row) for row in words[:-1]] + [["B-X", "O", "O"]]
+        jobs = [Classifier(model, 16).fit(TEXTS, LABELS, **FAST), Tagger(model, 16).fit(words, tags, **FAST)]
     cases = [("jobs that are saved twice", save_twice)] * 18 + [("places with files of others", over_mine)] * 30
     return cases, {"model": model, "jobs": jobs}
 
 
 def case(_, run: Callable, rng: random.Random, folder: Path, shared: dict) -> str:
-    """Run a case without its output."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         return run(rng, folder, shared)
 

@@ -4,13 +4,10 @@ import json
 import os
 import shutil
 
-import pytest
-import torch
-
-pytest.importorskip("peft", reason="adapters need PEFT (pip install -e .[train])")
-
 import finetune_lora
 import peft
+import pytest
+import torch
 from conftest import json_lines, run_main
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, pipeline
@@ -24,7 +21,6 @@ NAMES = {0: "no", 1: "yes"}
 
 @pytest.fixture
 def base(checkpoint, tmp_path):
-    """A folder with the tiny masked language model, whose classifier is new."""
     NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path / "base")
     return tmp_path / "base"
 
@@ -137,7 +133,6 @@ def test_a_base_model_that_was_moved_is_given_by_its_place_and_a_folder_without_
 
 @pytest.fixture
 def files(model_folder, tmp_path):
-    """A base model, and rows whose label is whether they hold `red` or `old`."""
     shutil.copytree(model_folder, tmp_path / "base")
     starts = ["the fox", "a dog", "it jumps", "lazy sea", "warm house"]
     words = (("red", "R"), ("old", "O"))

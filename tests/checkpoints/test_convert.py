@@ -27,7 +27,6 @@ IDS = torch.tensor([[5, 6, 7, 8, 9]])
 
 @pytest.fixture
 def base(saved):
-    """A folder with config and tokenizer, without weights."""
     folder = saved.with_name("base")
     shutil.copytree(saved, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.py"))
     return folder
@@ -47,7 +46,6 @@ def tied(weights):
 
 
 def rewrite(folder, change, **settings):
-    """Change the tensors and the config of a folder."""
     tensors = load_file(folder / "model.safetensors")
     save_file(change(tensors), folder / "model.safetensors", metadata={"format": "pt"})
     change_config(folder, **settings)
@@ -55,7 +53,6 @@ def rewrite(folder, change, **settings):
 
 
 def remove(name):
-    """The change that removes a tensor."""
     return lambda tensors: {other: value for other, value in tensors.items() if other != name}
 
 
@@ -73,9 +70,6 @@ def assert_logits_of_the_oracle(folder, weights):
     with torch.no_grad():
         logits = model(IDS).logits[0].numpy()
     assert np.abs(logits - oracle.mlm_logits(oracle.encode(IDS[0].numpy())[2])).max() < 1e-10
-
-
-# ---------------------------------------------------------------------------------------- from every layout
 
 
 @pytest.mark.compat
@@ -129,12 +123,10 @@ def test_bfloat16_shards_of_the_encoder_alone_keep_their_bits(checkpoint, tokeni
 
 
 def pickled(folder, layout, weights):
-    """Write weights as training code saves them."""
     state = {name: torch.from_numpy(value) for name, value in weights.items()}
-    if layout == "state_dict.pt of compiled replicas":
-        torch.save(
-            OrderedDict((f"module._orig_mod.{name}", value) for name, value in state.items()), folder / "state_dict.pt"
-        )
+    if layout == "state_dict.pt of replicas":
+        renamed = OrderedDict((f"module._orig_mod.{name}", value) for name, value in state.items())
+        torch.save(renamed, folder / "state_dict.pt")
     elif layout == "pytorch_model.bin with a shared tensor":
         state["decoder.weight"] = state["model.encoder.weight"]
         torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
@@ -144,9 +136,7 @@ def pickled(folder, layout, weights):
         torch.save({name: state[name] for name in names[9:]}, folder / "pytorch_model-00002-of-00002.bin")
 
 
-@pytest.mark.parametrize(
-    "layout", ["state_dict.pt of compiled replicas", "pytorch_model.bin with a shared tensor", "shards"]
-)
+@pytest.mark.parametrize("layout", ["state_dict.pt of replicas", "pytorch_model.bin with a shared tensor", "shards"])
 def test_pickled_weights_keep_their_bits(base, weights, tmp_path, layout):
     weights = {name: value for name, value in weights.items() if not name.startswith(("dense", "classifier"))}
     if "shared" in layout:
@@ -169,9 +159,6 @@ def test_the_base_gives_config_and_tokenizer_to_the_weights_of_a_training(base, 
     with torch.no_grad():
         assert np.abs(model(IDS).logits[0].numpy() - expected).max() < 1e-10
     assert (tmp_path / "out/tokenizer.json").exists()
-
-
-# ---------------------------------------------------------------------------------------- refused
 
 
 def assert_refused(error, message, source, out, **arguments):
@@ -200,9 +187,9 @@ def test_a_pickle_without_weights_is_refused(tmp_path, content):
 
 def test_two_files_with_the_same_tensors_are_refused(base, weights, tmp_path):
     for name in ("state_dict.pt", "pytorch_model.bin"):
-        pickled(base, "state_dict.pt of compiled replicas", weights)
+        pickled(base, "state_dict.pt of replicas", weights)
         (base / "state_dict.pt").rename(base / name)
-    pickled(base, "state_dict.pt of compiled replicas", weights)
+    pickled(base, "state_dict.pt of replicas", weights)
     assert_refused(OSError, "and another file hold .*; move one of them away", base, tmp_path / "out")
 
 

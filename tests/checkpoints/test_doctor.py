@@ -33,7 +33,6 @@ WO = f"{BLOCK}.wo.weight"
 
 @pytest.fixture
 def good(folder):
-    """The tiny masked language model as this library saves it: weights, config, code, tokenizer."""
     return Path(folder)
 
 
@@ -42,12 +41,8 @@ def codes(report, severity="error"):
 
 
 def content(folder):
-    """Bytes and times of all files by name."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
-
-
-# --- Each of these returns a function that damages a folder ------------------------------------------------------------
 
 
 def all_of(*changes):
@@ -73,8 +68,6 @@ def without(*words):
 
 
 def changed(change, name="config.json"):
-    """Change the content of a JSON file."""
-
     def damage(folder):
         stored = json.loads((folder / name).read_text())
         change(stored)
@@ -85,6 +78,10 @@ def changed(change, name="config.json"):
 
 def config(**values):
     return changed(lambda stored: stored.update(values))
+
+
+def tokenizer_class(name):
+    return changed(lambda stored: stored.update(tokenizer_class=name), "tokenizer_config.json")
 
 
 def write(name, text):
@@ -118,8 +115,6 @@ def truncate_an_adapter(folder):
 
 
 def pickled(name):
-    """Pickled weights in the place of others."""
-
     def damage(folder):
         (folder / name).parent.mkdir(exist_ok=True)
         torch.save({"a": torch.zeros(2)}, folder / name)
@@ -137,8 +132,6 @@ def flip_a_bit(folder):
 
 
 def shards(change=lambda folder, weight_map: None):
-    """Shards whose index a function changes."""
-
     def damage(folder):
         model = NeoBERTForMaskedLM.from_pretrained(folder)
         (folder / "model.safetensors").unlink()
@@ -185,8 +178,6 @@ def vocabulary(change):
 
 
 def embedding(*changes):
-    """A folder of sentence-transformers, damaged."""
-
     def damage(folder):
         whole = folder.parent / "whole"
         neobert_hf.sentence_transformer(str(folder)).save_pretrained(str(whole))
@@ -209,8 +200,8 @@ def half_of_the_words(words):
 
 INTEGERS = weights(lambda tensors: tensors.update({WO: tensors[WO].to(torch.int8)}))
 TWICE = weights(lambda tensors: tensors.update({WO.removeprefix("model."): tensors[WO] + 1}))
-CLASSES = {"classifier.weight": torch.ones(7, 32), "classifier.bias": torch.ones(7)}
 FAR = weights(lambda tensors: {k.replace("encoder.2.", "encoder.99999999999."): v for k, v in tensors.items()})
+EXPORTED = all_of(lambda folder: (folder / "onnx").mkdir(), write("onnx/model.onnx", ""))
 DAMAGE = {  # what happens to a good folder, the errors that are found, separated by spaces; what they say
     "gate and up apart": (weights(split_gate_and_up), "refused: gate and up as separate tensors"),
     "an export of the fork": (all_of(weights(split_gate_and_up), without("decoder"), config(tie_word_embeddings=True)),
@@ -227,12 +218,6 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
      "refused: no tensor has a name of NeoBERT"),
     # tensors
     "a missing tensor": (without(WO), "refused: lacks model.transformer_encoder.1.wo"),
-    "a missing last block": (without("encoder.2."), "refused: gives num_hidden_layers=3, but"),
-    "another number of classes": (
-        all_of(config(architectures=["NeoBERTForTokenClassification"]), weights(lambda tensors: tensors | CLASSES)),
-        "refused: lacks classifier in the shapes of config.json",
-    ),
-    "no head": (without("decoder."), "refused: lacks decoder"),
     "half a head": (without("decoder.weight"), "refused: lacks decoder"),
     "a tensor of an odd shape": (weights(lambda tensors: tensors.update({WO: tensors[WO][:-1]})),
      "refused: of the shape (31, 32), where config.json gives (32, 32)"),
@@ -257,10 +242,8 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
      "refused: num_hidden_layers=1000000000"),
     "a truncated file": (truncate, "refused: it is truncated or damaged"),
     "a truncated adapter": (truncate_an_adapter, "refused: it is truncated or damaged"),
-    "an empty file beside an exported graph": (
-        all_of(lambda folder: (folder / "onnx").mkdir(), write("onnx/model.onnx", ""), write("model.safetensors", "")),
-        "refused: it is truncated or damaged",
-    ),
+    "an empty file beside an exported graph": (all_of(EXPORTED, write("model.safetensors", "")),
+     "refused: it is truncated or damaged"),
     "an empty file": (write("model.safetensors", ""), "refused: it is truncated or damaged"),
     "no weights": (remove("model.safetensors"), "refused: holds no weights"),
     "a missing shard": (shards(lambda folder, files: remove(sorted(files.values())[-1])(folder)),
@@ -272,20 +255,9 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
     "a link to nothing": (all_of(remove("model.safetensors"), link("model.safetensors", "../blobs/lost")),
      "refused: blobs/lost"),
     "a dead link among the settings of a module": (
-        embedding(remove("1_Pooling/config.json"), link("1_Pooling/config.json", "../../lost")),
-        "refused: outside its folder",
-    ),
-    "a pickle beside an exported graph": (
-        all_of(
-            lambda folder: (folder / "onnx").mkdir(),
-            write("onnx/model.onnx", ""),
-            remove("model.safetensors"),
-            lambda folder: torch.save({WO: torch.ones(1)}, folder / "pytorch_model.bin"),
-        ),
-        "refused: is a pickle, which",
-    ),
-    "a config without a model type": (changed(lambda stored: stored.pop("model_type")),
-     "refused: has no model_type"),
+     embedding(remove("1_Pooling/config.json"), link("1_Pooling/config.json", "../../lost")), "refused: outside its folder"),
+    "a pickle beside an exported graph": (all_of(EXPORTED, pickled("pytorch_model.bin")), "refused: is a pickle, which"),
+    "a config without a model type": (changed(lambda stored: stored.pop("model_type")), "refused: has no model_type"),
     "an index that leaves the folder": (shards(leave_the_folder), "refused: only .safetensors files inside its folder"),
     "a link out of the folder": (link("chat_template.jinja", "/etc/hosts"), "refused: outside its folder"),
     # config
@@ -298,11 +270,8 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
     "no config": (remove("config.json"), "refused: has no config.json"),
     "half a config": (write("config.json", '{"model_type":'), "refused: is not JSON"),
     "a config that is nested too deep": (write("config.json", '{"a":' + "[" * 200_000), "refused: is not JSON"),
-    "another model type": (config(model_type="bert", hidden_size=64, dim_head=16),
-     "refused: model_type 'bert', and its weights are those of a NeoBERT"),
     "a wrong value": (config(norm_eps=-1), "refused: norm_eps=-1 must be a positive number"),
     "another vocabulary": (config(vocab_size=97), "refused: of the shape (96, 32), where config.json gives (97, 32)"),
-    "another width": (config(hidden_size=64, dim_head=16), "refused: of the shape (96, 32), where config.json gives (96, 64)"),
     "another SwiGLU width": (config(intermediate_size=128), "refused: ffn.w12.weight of the shape"),
     "weights elsewhere": (config(transformers_weights="x.safetensors"), "refused: transformers_weights"),
     "half a tokenizer config": (write("tokenizer_config.json", "{"), "refused: is not JSON"),
@@ -316,35 +285,23 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
      "refused: and the largest id is 104"),
     "a tokenizer of half the words": (vocabulary(half_of_the_words), "refused: but the model has 96"),
     "two words with one id": (vocabulary(lambda words: words.update(fox=words["the"])), "tokenizer-vocabulary"),
-    "no post-processor": (changed(lambda stored: stored.update(post_processor=None), "tokenizer.json"),
-     "tokenizer-ends"),
+    "no post-processor": (changed(lambda stored: stored.update(post_processor=None), "tokenizer.json"), "tokenizer-ends"),
     # the good one splits identifiers; the class of BERT does not
-    "the class of another tokenizer": (
-        changed(lambda stored: stored.update(tokenizer_class="BertTokenizerFast"), "tokenizer_config.json"),
-        "tokenizer-ids",
-    ),
+    "the class of another tokenizer": (tokenizer_class("BertTokenizerFast"), "tokenizer-ids"),
     "the class of another tokenizer in the config": (
-        all_of(remove("tokenizer_config.json"), config(tokenizer_class="BertTokenizer")),
-        "tokenizer-ids",
-    ),
-    "a class that cannot read the tokenizer": (
-        changed(lambda stored: stored.update(tokenizer_class="T5TokenizerFast"), "tokenizer_config.json"),
-        "refused: cannot be read",
-    ),
+     all_of(remove("tokenizer_config.json"), config(tokenizer_class="BertTokenizer")), "tokenizer-ids"),
+    "a class that cannot read the tokenizer": (tokenizer_class("T5TokenizerFast"), "refused: cannot be read"),
     "half a tokenizer": (write("tokenizer.json", "{}"), "refused: cannot be read"),
     "a tokenizer without its vocabulary": (remove("tokenizer.json"), "tokenizer-missing"),
     # embedding models
     "NaN in an embedding model": (embedding(put(WO.removeprefix("model."), torch.nan)), "nan"),
     "a pickled module": (embedding(lambda folder: torch.save({}, folder / "1_Pooling/pytorch_model.bin")),
      "refused: is a pickle, which"),
-    "modules that are a string": (embedding(write("modules.json", '"x"')), "refused: modules.json is no list"),
     "settings that are a list": (embedding(write("config_sentence_transformers.json", "[]")),
      "refused: is no JSON object"),
     "an adapter without its base": (write("adapter_config.json", "{}"), "refused: names no base_model_name_or_path"),
-    "an adapter of a base that was moved": (
-        write("adapter_config.json", '{"task_type": "SEQ_CLS", "base_model_name_or_path": "runs/../no"}'),
-        "refused: runs/../no does not exist",
-    ),
+    "an adapter of a base that was moved": (write("adapter_config.json", '{"base_model_name_or_path": "runs/../no"}'),
+     "refused: runs/../no does not exist"),
     "no list of modules": (embedding(write("modules.json", "[1]")), "refused: modules.json is no list"),
     "a module outside": (embedding(put_pooling_outside), "refused: outside its folder"),
     "a missing module": (embedding(remove("1_Pooling")), "refused: lacks the module 1_Pooling"),
@@ -373,15 +330,10 @@ def test_each_damage_is_found_and_nothing_else_and_the_folder_is_unchanged(good,
         assert "\n" not in finding["meaning"] + finding["mend"]
 
 
-# --- Good checkpoints --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.compat
 @pytest.mark.parametrize("auto_class", [name for name in AUTO_CLASSES if name != "AutoConfig"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_is_found_in_what_this_version_of_transformers_saves(
-    checkpoint, tokenizer, tmp_path, auto_class, dtype
-):
+def test_nothing_is_found_in_what_this_transformers_saves(checkpoint, tokenizer, tmp_path, auto_class, dtype):
     model = AUTO_CLASSES[auto_class].from_pretrained(checkpoint, dtype=dtype)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -404,7 +356,8 @@ ADAPTERS = {  # head, options of PEFT's LoraConfig beside the matrices
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_an_adapter_lacks_the_layers_that_are_random_again_at_each_opening(good, tmp_path, name):
-    peft = pytest.importorskip("peft", reason="it writes the adapter (pip install -e .[train])")
+    import peft
+
     head, options = ADAPTERS[name]
     start, folder = getattr(neobert_hf, f"NeoBERTFor{head}").from_pretrained, tmp_path / "adapter"
     config = peft.LoraConfig(**{"target_modules": ["qkv"]} | options)
@@ -420,7 +373,6 @@ def test_an_adapter_lacks_the_layers_that_are_random_again_at_each_opening(good,
 
 @pytest.mark.compat
 def test_nothing_is_found_in_the_mini_model_and_in_folders_of_sentence_transformers(good, tmp_path):
-    pytest.importorskip("sentence_transformers", reason="it saves the folder (pip install -e .[embed])")
     neobert_hf.sentence_transformer(str(good), normalize=True).save_pretrained(str(tmp_path))
     for folder in (tmp_path, neobert_hf.MINI_MODEL_PATH):
         assert examine(folder)["findings"] == []
@@ -453,33 +405,27 @@ def test_remarks_leave_a_folder_clean(good, tmp_path):
     shutil.copytree(good, tmp_path / "model")
     with (tmp_path / "model/modeling_neobert.py").open("a") as code:
         code.write("# edited\n")
-    changed(lambda stored: stored.update(tokenizer_class="TokenizersBackend"), "tokenizer_config.json")(
-        tmp_path / "model"
-    )
+    tokenizer_class("TokenizersBackend")(tmp_path / "model")
     weights(lambda tensors: tensors | {"model.freqs_cis": torch.ones(2, 2)})(tmp_path / "model")
     config(architectures=["BertModel"])(tmp_path / "model")
     # files that no loader reads
     save_file({"a": torch.tensor([torch.nan])}, tmp_path / "model/older.safetensors")
     report = examine(tmp_path / "model")
     assert report["is_clean"]
-    expected = {"code-differs", "tokenizer-class", "tensors-unknown", "nan", "architecture"}
-    assert codes(report, "remark") == expected
-
-
-# --- Numbers -----------------------------------------------------------------------------------------------------------
+    assert codes(report, "remark") == {"code-differs", "tokenizer-class", "tensors-unknown", "nan", "architecture"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("value", "kind"), [("nan", "nan"), ("inf", "infinity"), ("-inf", "infinity"), ("-3e6", "huge"), ("9e4", None)]
+    "value, kind", {"nan": "nan", "inf": "infinity", "-inf": "infinity", "-3e6": "huge", "9e4": 0}.items()
 )
 @pytest.mark.parametrize("place", [0, 7, 10])  # the first and the last number, and the first of the second part
 def test_one_odd_number_is_found_at_each_place_in_each_type(tmp_path, monkeypatch, dtype, value, kind, place):
     monkeypatch.setattr("neobert_hf.checkpoints.doctor.PART", 7)
     tensor = torch.randn(11).to(dtype)
     tensor[place] = float(value)
-    if dtype == torch.float16 and abs(float(value)) > 65504:  # becomes infinity
-        kind = kind if kind == "nan" else "infinity"
+    if dtype == torch.float16 and abs(float(value)) > 65504:
+        kind = "infinity"
     save_file({"a": tensor, "b": torch.tensor([float("nan")])}, tmp_path / "x.safetensors")
     assert odd_values(read_header(tmp_path / "x.safetensors")["a"]) == ({kind} if kind else set())
 
@@ -490,8 +436,6 @@ def test_an_empty_tensor_and_all_odd_numbers_together(tmp_path):
     header = read_header(tmp_path / "x.safetensors")
     assert [odd_values(header[name]) for name in "abc"] == [{"nan", "infinity", "huge"}, set(), {"huge"}]
 
-
-# --- Fine-tunes with a corrupted rotary table --------------------------------------------------------------------------
 
 UPPER = r"encoder\.[12]\.|layer_norm|dense|classifier"  # the lowest block stays as it is
 
@@ -525,9 +469,7 @@ def fine_tune(base, folder, table=None, weight_decay=0.0, dtype=torch.float32, r
         (0.0, 0.01, torch.float16, 1e-6, UPPER),
     ],
 )
-def test_a_fine_tune_without_positions_is_known_by_the_rows_of_q_and_k(
-    good, tmp_path, garbage, weight_decay, dtype, rate, names
-):
+def test_a_fine_tune_without_positions_is_known_by_q_and_k(good, tmp_path, garbage, weight_decay, dtype, rate, names):
     """A table near zero makes all scores equal, so that the gradients of q and k vanish; weight decay scales these rows."""
     options = dict(weight_decay=weight_decay, dtype=dtype, rate=rate, names=names)
     fine_tune(good, tmp_path / "damaged", lambda table: torch.full_like(table, garbage), **options)
@@ -572,13 +514,8 @@ def test_a_comparison_that_is_not_possible_is_named(good, tmp_path):
 def test_another_base_model_is_refused_in_one_line(good, tmp_path):
     config = CONFIG | {"hidden_size": 16, "dim_head": 4}
     other = write_checkpoint(tmp_path / "other", random_weights(config=config), config=config)
-    with pytest.raises(
-        ValueError, match=r"the base model .*other has no model\.transformer_encoder\.0\.qkv\.weight of the shape"
-    ):
+    with pytest.raises(ValueError, match=r"the base model .*other has no model\.transformer_encoder\.0\.qkv\.weight"):
         examine(good, base=other)
-
-
-# --- The command -------------------------------------------------------------------------------------------------------
 
 
 def run(*arguments):
@@ -610,8 +547,7 @@ def test_the_command_prints_findings_as_text_or_json_and_its_status_says_whether
 def test_the_class_of_transformers_5_is_mended_by_one_command(good, tmp_path):
     folder = shutil.copytree(good, tmp_path / "a name with spaces")
     AutoTokenizer.from_pretrained(good).save_pretrained(folder)
-    name = {"tokenizer_class": "TokenizersBackend"}  # as transformers 5 does
-    changed(lambda stored: stored.update(name), "tokenizer_config.json")(folder)
+    tokenizer_class("TokenizersBackend")(folder)  # as transformers 5 does
     (finding,) = (each for each in examine(folder)["findings"] if each["code"] == "tokenizer-class")
     subprocess.run(finding["mend"], shell=True, check=True)
     assert "tokenizer-class" not in codes(examine(folder), "remark")

@@ -1,12 +1,11 @@
 """A folder is refused in the same words by all that opens it, and says what it holds."""
 
-import json
 import shutil
 
 import pytest
 import serve
 import torch
-from conftest import reranker_of_modules, with_classes
+from conftest import change_config, reranker_of_modules, with_classes
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
 
@@ -21,7 +20,6 @@ LABELS = {"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c"
 
 @pytest.fixture
 def sound(tiny_config, tokenizer, tmp_path):
-    """A classifier of three classes with its tokenizer."""
     tiny_config.update(LABELS)
     neobert_hf.NeoBERTForSequenceClassification(tiny_config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -29,11 +27,7 @@ def sound(tiny_config, tokenizer, tmp_path):
 
 
 def config(**values):
-    def damage(folder):
-        stored = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(stored | values))
-
-    return damage
+    return lambda folder: change_config(folder, **values)
 
 
 def weights(change):
@@ -105,7 +99,7 @@ def test_an_exported_folder_that_lacks_a_file_is_refused_by_its_name(name, tmp_p
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("{}")
     (tmp_path / name).unlink()
-    for open_it in (OnnxModel, lambda folder: serve.open_folder(folder, None, None, 1)):
+    for open_it in (OnnxModel, serve.open_folder):
         assert f"lacks {name}, which `neobert export` writes" in words_of(open_it, tmp_path)
 
 
@@ -119,7 +113,7 @@ def test_the_head_of_another_network_is_judged_too(model_class, tokenizer, tmp_p
 
 
 def test_a_folder_says_what_it_holds(folder, sound, tmp_path):
-    st = pytest.importorskip("sentence_transformers")
+    import sentence_transformers as st
 
     def kind_of(model):
         model.save_pretrained(str(tmp_path / "saved"))

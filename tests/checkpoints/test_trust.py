@@ -16,9 +16,8 @@ from neobert_hf.checkpoints.trust import DATA_FILES, check_links, check_source, 
 
 FOREIGN = {  # settings by which a loader runs code of another place, by the file that holds them
     "config.json": {
-        "auto_map": {"AutoModel": "other/place--model.Model"},
+        **{"auto_map": {"AutoModel": "other/place--model.Model"}, "attn_implementation": "other/kernel"},
         "custom_pipelines": {"search": {"impl": "other/place--search.Search"}},
-        "attn_implementation": "other/kernel",
     },
     "tokenizer_config.json": {"auto_map": {"AutoTokenizer": [None, "other/place--tokenizer.Tokenizer"]}},
 }
@@ -30,7 +29,6 @@ def add_to(file, settings):
 
 @pytest.fixture
 def theirs(tiny_config, tokenizer, tmp_path):
-    """A NeoBERT with its tokenizer and all foreign settings."""
     NeoBERTForMaskedLM(tiny_config).save_pretrained(tmp_path / "theirs")
     tokenizer.save_pretrained(tmp_path / "theirs")
     for name, settings in FOREIGN.items():
@@ -49,7 +47,6 @@ def assert_own(folder):
 
 def test_an_embedding_model_and_a_fine_tuned_model_are_saved_without_foreign_settings(theirs, tmp_path):
     """The second as the scripts do: `load_tokenizer`, the model's class and a stock Trainer."""
-    pytest.importorskip("sentence_transformers")
     sentence_transformer(str(theirs)).save_pretrained(str(tmp_path / "dense"))
     assert_own(tmp_path / "dense")
     model, run = NeoBERTForMaskedLM.from_pretrained(theirs), TrainingArguments(str(tmp_path / "run"), use_cpu=True)
@@ -70,9 +67,6 @@ def test_settings_that_a_tokenizer_declares_are_kept(tmp_path):
     BertTokenizerFast.from_pretrained(tmp_path, do_lower_case=False).save_pretrained(tmp_path)
     load_tokenizer(str(tmp_path)).save_pretrained(tmp_path / "again")
     assert load_tokenizer(str(tmp_path / "again")).tokenize("Fox fox") == ["Fox", "fox"]
-
-
-# ---------------------------------------------------------------------------------------- links
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/a.jinja", "vocab.txt", "folder"])
@@ -114,9 +108,6 @@ def test_a_file_outside_the_folder_is_refused_under_any_key_of_the_tokenizer(the
         check_links(theirs)
 
 
-# ---------------------------------------------------------------------------------------- tokenizers
-
-
 def test_a_folder_without_tokenizer_files_is_refused(theirs):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (theirs / name).unlink()
@@ -137,17 +128,13 @@ def test_the_tokenizer_of_another_model_is_refused(theirs, tokenizer, tiny_confi
 
 def cased(special):
     """Cased words, some of which are not ASCII."""
-    own = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate([*special, "Fox", "fox", "é", "É"])}, special[1])
-    )
+    own = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*special, "Fox", "fox", *"éÉ"])}, special[1]))
     own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return own
 
 
 def byte_level(special):
-    own = Tokenizer(
-        models.BPE({word: i for i, word in enumerate([*special, *pre_tokenizers.ByteLevel.alphabet()])}, [])
-    )
+    own = Tokenizer(models.BPE({x: i for i, x in enumerate([*special, *pre_tokenizers.ByteLevel.alphabet()])}, []))
     own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # transformers 4 sets it to False
     return own
 
@@ -178,9 +165,8 @@ def test_a_tokenizer_without_a_class_is_that_of_its_file(make, special, settings
         texts = ["Fox fox É é", f"fox {special[4]}", "IntervalArray, \t 3.14"]
         assert tokenizer(texts)["input_ids"] == [encoding.ids for encoding in own.encode_batch(texts)]
         ids = [getattr(tokenizer, f"{name}_token_id") for name in ("pad", "unk", "cls", "sep", "mask")]
-        assert ids == [0, 1, 2, 3, 4] and tokenizer.model_max_length == (
-            64 if settings != {"model_max_length": 5} else 5
-        )
+        assert ids == [0, 1, 2, 3, 4]
+        assert tokenizer.model_max_length == (5 if settings else 64)
         assert tokenizer(["fox", "fox fox fox"], padding=True)["input_ids"][0][-1] == 0
 
 
@@ -188,15 +174,10 @@ def test_a_tokenizer_without_a_class_is_that_of_its_file(make, special, settings
 def test_a_vocabulary_without_tokenizer_json_is_that_of_bert(tiny_config, tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "fox", "##es"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
-    (tmp_path / "config.json").write_text(
-        '{"model_type": "neobert", "max_length": 77, "vocab_size": 7}'
-    )  # as published
+    (tmp_path / "config.json").write_text('{"model_type": "neobert", "max_length": 77, "vocab_size": 7}')
     tokenizer = load_tokenizer(str(tmp_path))
     assert tokenizer("foxes [MASK]", "fox")["input_ids"] == [2, 5, 6, 4, 3, 5, 3]
     assert tokenizer.model_max_length == 77 and tokenizer.pad_token_id == 0
-
-
-# ---------------------------------------------------------------------------------------- other folders
 
 
 @pytest.mark.parametrize("name", ["runs/no/such", "./no_such", "../no_such", "/no/such", "src/no_such"])

@@ -51,10 +51,8 @@ def bpe():
     """Byte-level BPE, whose tokens begin with the space before a word."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    return tokenizer, trainer
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return tokenizer, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
 
 
 def unigram():
@@ -76,17 +74,9 @@ def any_tokenizer(request):
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=6)
 
 
+ODD = "don't", "IntervalArray", "漢字かな交じり文", "e\u0301u\u0308", "\U0001f600\u200d\U0001f525"
 words = st.one_of(
-    st.sampled_from(
-        [
-            *SENTENCE.split(),
-            "don't",
-            "IntervalArray",
-            "漢字かな交じり文",
-            "e\u0301u\u0308",
-            "\U0001f600\u200d\U0001f525",
-        ]
-    ),
+    st.sampled_from([*SENTENCE.split(), *ODD]),
     st.integers(20, 400).map(lambda number: "word" * number),  # WordPiece makes one [UNK] of it
     st.text(st.sampled_from("a=-#.!\u0301\u00a0\x1c\x85\u2003\u3000漢é[SEP]\U0001f469"), max_size=9),
 )

@@ -7,14 +7,11 @@ import json
 import lzma
 import re
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("pyarrow", reason="rows need pyarrow (pip install -e .[train])")
-
-import pyarrow
-import pyarrow.parquet
 
 from neobert_hf.data.rows import Row, read_rows, read_text_column, read_texts
 
@@ -53,11 +50,9 @@ def written(folder, suffix, rows=ROWS, compression="", encoding="utf-8"):
 
 
 @pytest.mark.parametrize("compression", COMPRESS)
-@pytest.mark.parametrize(
-    "suffix, place", [(".jsonl", "line 1"), (".json", "item 1"), (".csv", "line 2"), (".tsv", "line 2")]
-)
-def test_the_rows_of_every_format_are_those_written_with_their_places(tmp_path, suffix, place, compression):
-    file = written(tmp_path, suffix, compression=compression, encoding="utf-8-sig")
+@pytest.mark.parametrize("end, place", [("jsonl", "line 1"), ("json", "item 1"), ("csv", "line 2"), ("tsv", "line 2")])
+def test_the_rows_of_every_format_are_those_written_with_their_places(tmp_path, end, place, compression):
+    file = written(tmp_path, f".{end}", compression=compression, encoding="utf-8-sig")
     rows = list(read_rows(file))
     assert [row.values for row in rows] == ROWS
     assert rows[0].place == f"{file}, {place}"
@@ -125,7 +120,8 @@ def test_the_whole_file_decides_what_quotation_marks_of_tsv_are(tmp_path, lines,
 
 def test_fields_of_csv_keep_quotes_commas_line_breaks_and_any_length(tmp_path):
     """pandas writes the file."""
-    pandas = pytest.importorskip("pandas", reason="datasets depends on it; the oracle of this test")
+    import pandas
+
     texts = ['a "quoted" word', "one, two", "line\nbreak\r\nand another", "x" * 200_000]
     texts += ["2020-01-01", " NA ", "caf\u00e9"]
     pandas.DataFrame({"text": texts}).to_csv(tmp_path / "a.csv", index=False)
@@ -156,18 +152,15 @@ def test_a_file_without_a_line_of_names_takes_given_names_and_a_row_with_more_co
     assert good.values == {"genre": "a", "score": "1.5", "text": 'says "yes, or no, or both"'}
     message = r"5 columns in 1 lines, but 3 columns have a name \(genre, score, text\); quote or replace each '\\t' inside a text"
     assert bad.place.endswith("line 2") and re.match(message, bad.fault)
-    with pytest.raises(
-        ValueError, match=r", line 1: 3 columns in 1 lines, but 4 columns have a name \(genre, score, text, more\)"
-    ):
+    with pytest.raises(ValueError, match=r", line 1: 3 columns in 1 lines, but 4 columns have a name \(genre, score"):
         list(read_rows(tmp_path / f"a{suffix}", column_names=["genre", "score", "text", "more"]))
 
 
 def test_a_text_file_is_read_by_paragraph_by_line_or_as_one_document(tmp_path):
     text, file = "\ufeff\n\na b\nc\n\n\nd\r\n\r\ne\n\n\n\nf", tmp_path / "a.txt.gz"
     file.write_bytes(gzip.compress(text.encode()))
-    assert list(read_texts(file)) == [
-        (f"{file}, line {line}", text) for line, text in ((3, "a b\nc\n"), (7, "d\r\n"), (9, "e\n"), (13, "f"))
-    ]
+    expected = ((3, "a b\nc\n"), (7, "d\r\n"), (9, "e\n"), (13, "f"))
+    assert list(read_texts(file)) == [(f"{file}, line {line}", part) for line, part in expected]
     lines = [line for _, line in read_texts(file, sample_by="line")]
     assert lines == text[1:].splitlines()
     assert [document for _, document in read_texts(file, sample_by="document")] == [text[1:]]
@@ -237,12 +230,7 @@ def test_several_columns_without_a_name_are_named_by_their_numbers(tmp_path, hea
     [
         ("a.jsonl", '{"a": "1"}\n{"a": \n\n{"a": "2"}\nnonsense\n', "12", {2: "not JSON", 5: "not JSON"}),
         ("a.csv", "a,b\n1,x\n2\n\n3,x,y\n4,x\n", "14", {3: f"1 {COLUMNS}", 5: f"3 {COLUMNS}"}),
-        (
-            "a.csv",
-            'a,b\n1,x\n"2,x\n3,x\n4,x\n',
-            "1",
-            {3: r"unexpected end of data in 3 lines\); .* close each quotation"},
-        ),
+        ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4,x\n', "1", {3: r"end of data in 3 lines\); .* close each quotation"}),
         ("a.csv", 'a,b\n1,x\n2,"x\n3,x\n4,x\n', "1", {3: "unexpected end of data in 3 lines"}),
         ("a.csv", 'a,b\n1,x\n"2" x,y\n3,x\n', "13", {3: "',' expected after"}),
         ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4,"x"\n5,x\n', "15", {3: "',' expected after '\"' in 3 lines"}),
@@ -286,18 +274,10 @@ FINE = b"text\n" + b"fine\n" * 99_999
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "a.jsonl",
-            b'{"text": "one"}\n\n{"text": \n',
-            r", line 3: this is not JSON \(.*one object on each line, or one",
-        ),
+        ("a.jsonl", b'{"text": "one"}\n\n{"text": \n', r", line 3: this is not JSON \(.*one object on each line, or"),
         ("a.jsonl", b'{"text": "one"}\n[1, 2]\n', ", line 2 has type list, not object"),
         ("a.jsonl", b'{"text": "one"}\n' + b"[" * 100_000, ", line 2: this is not JSON"),
-        (
-            "a.jsonl",
-            b'{"text": "one"}\n' * 9000 + b'{"text": "\xff"}\n',
-            ", line 9001 is not UTF-8; save it as UTF-8",
-        ),
+        ("a.jsonl", b'{"text": "one"}\n' * 9000 + b'{"text": "\xff"}\n', ", line 9001 is not UTF-8; save it as UTF-8"),
         ("a.json", b'[{"text": "one"}', ": this is not JSON"),
         ("a.json", b'[{"text": "one"}, 5]', ", item 2 has type int, not object"),
         ("a.json", b'[{"body": "one"}]', ", item 1: no column 'text'; .*, one of body"),
@@ -317,11 +297,7 @@ FINE = b"text\n" + b"fine\n" * 99_999
         ("a.csv", b'number,text\n1,"one\nmore",2\n', ", line 2: 3 columns in 2 lines, but 2 columns have a name"),
         ("a.csv", b'number,text\n1,"one" two\n', r", line 2: this is not CSV \(',' expected after '\"'"),
         ("a.csv", FINE + b"caf\xe9\n", ", line 100001 is not UTF-8"),
-        (
-            "a.csv",
-            "text,b\né,x\n".encode("utf-16-le"),
-            ", line 2 is not UTF-8",
-        ),
+        ("a.csv", "text,b\né,x\n".encode("utf-16-le"), ", line 2 is not UTF-8"),
         ("a.csv.gz", gzip.compress(FINE)[:-40], " cannot be read; it is damaged"),
         ("a.tsv", b"text\n\xff\n", ", line 2 is not UTF-8"),
         ("a.parquet", b"PAR1 and so on", " cannot be read; it is damaged"),

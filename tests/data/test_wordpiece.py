@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 from transformers import PreTrainedTokenizerFast as StockTokenizer
 
-from neobert_hf import NeoBERTConfig
 from neobert_hf.checkpoints.tokenizer import load_tokenizer
 from neobert_hf.data import wordpiece
 from neobert_hf.data.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece, write_wordpiece
@@ -19,17 +18,10 @@ from neobert_hf.data.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_word
 CHARACTERS = " ".join(string.printable.split()[0])
 WORDS = "interval array http server file name getfilename float b64 encode b64encode intervalarray float32"
 IDENTIFIERS = {
-    "IntervalArray": "interval array",
-    "HTTPServer": "http server",
-    "getFileName": "get file name",
-    "get_file_name": "get _ file _ name",
-    "float32": "float 32",
-    "b64encode": "b64 encode",
-    "x2y": "x2y",
-    "iPhone4": "i phone 4",
-    "UPPER_CASE": "upper _ case",
-    "NaN": "na n",
-}
+    "IntervalArray": "interval array", "HTTPServer": "http server", "getFileName": "get file name", "NaN": "na n",
+    "get_file_name": "get _ file _ name", "UPPER_CASE": "upper _ case",
+    "float32": "float 32", "b64encode": "b64 encode", "x2y": "x2y", "iPhone4": "i phone 4",
+}  # fmt: skip
 
 
 def test_padding_has_id_zero_and_special_tokens_surround_one_text_and_a_pair(tokenizer):
@@ -51,7 +43,6 @@ def splitter():
 
 
 def words_of(tokenizer, text):
-    """Return the words that a text is split into before the vocabulary is used."""
     backend = tokenizer.backend_tokenizer
     return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))]
 
@@ -98,9 +89,8 @@ def test_offsets_point_to_the_characters_of_each_token_in_the_original_text(spli
         assert text[start:end].lower() == token.removeprefix("##").lower() or is_in_divider or token == "[UNK]"
     assert spans == sorted(spans)
     shorter = re.sub(wordpiece.DIVIDER, "", text)
-    assert "".join(text[start:end] for start, end in spans if text[start:end] not in "-=~*#^_+") == "".join(
-        character for character in "".join(shorter.split()) if character not in "-=~*#^_+"
-    )
+    found = "".join(text[start:end] for start, end in spans if text[start:end] not in "-=~*#^_+")
+    assert found == "".join(each for each in "".join(shorter.split()) if each not in "-=~*#^_+")
 
 
 TEXTS = [f"{a}{b}{c} {c}{a}{b}" for a in "abcdefghij" for b in "klmnopq" for c in "rstuvw"]
@@ -171,23 +161,6 @@ def test_the_alphabet_is_bounded_and_its_rarest_characters_are_unknown():
     assert tokenizer.unk_token_id not in tokenizer("".join(common))["input_ids"]
 
 
-def assert_portable(folder):
-    """The name of the saved class exists in transformers 4 and 5."""
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
-
-
-@pytest.mark.compat
-def test_the_saved_tokenizer_class_exists_in_transformers_4_and_5(splitter, tmp_path):
-    splitter.save_pretrained(tmp_path)
-    assert_portable(tmp_path)
-    NeoBERTConfig().save_pretrained(tmp_path)  # the Auto class also reads the model type
-    again = AutoTokenizer.from_pretrained(tmp_path)
-    assert isinstance(again, StockTokenizer) and tokenizer_hash(again) == tokenizer_hash(splitter)
-    assert again.model_max_length == splitter.model_max_length == 4096
-    assert again.model_input_names == splitter.model_input_names
-
-
 @pytest.mark.compat
 def test_a_tokenizer_that_the_auto_class_saved_gets_the_portable_name_and_stays_the_same(splitter, tmp_path):
     options = {"model_max_length": 99, "padding_side": "left", "chat_template": "{{ messages }}", "pad_token": "[PAD]"}
@@ -196,7 +169,8 @@ def test_a_tokenizer_that_the_auto_class_saved_gets_the_portable_name_and_stays_
     tokenizer.save_pretrained(tmp_path)
     again = load_tokenizer(str(tmp_path))
     again.save_pretrained(tmp_path / "again")
-    assert_portable(tmp_path / "again")
+    settings = json.loads((tmp_path / "again/tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"  # in transformers 4 and 5
     last = AutoTokenizer.from_pretrained(tmp_path / "again")
     texts = {"text": ["the <new> float32", "a"], "padding": True, "truncation": True, "max_length": 6}
     for each in (again, last):

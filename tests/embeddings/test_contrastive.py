@@ -10,13 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip(
-    "sentence_transformers", reason="contrastive training needs sentence-transformers (pip install -e .[embed])"
-)
-
 import train_contrastive
-from conftest import SENTENCE, files_of_pairs, fill_disk_at_the_last_save, flags, losses_of, run_main
+from conftest import SENTENCE, files_of_pairs, flags, losses_of, run_main
 from datasets import Dataset, DatasetDict
 from launch import on_two_processes
 from sentence_transformers import SentenceTransformer
@@ -24,19 +19,7 @@ from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicates
 from torch.utils.data import ConcatDataset, RandomSampler
 from transformers import AutoTokenizer
 
-from neobert_hf import NeoBERTModel
-from neobert_hf.embeddings import (
-    ContrastiveArguments,
-    ContrastiveTrainer,
-    ContrastiveTrainingArguments,
-    contrastive_loss,
-    hold_out,
-    mine_negatives,
-    open_sets,
-    read_sets_of_pairs,
-    sentence_transformer,
-    set_sampling,
-)
+from neobert_hf import NeoBERTModel, embeddings
 from neobert_hf.embeddings import train_contrastive as train_on_pairs
 from neobert_hf.embeddings.contrastive import WeightedBatchSampler
 from neobert_hf.runs import lock_run
@@ -48,12 +31,9 @@ def stream(sizes=SIZES, seed=0, epoch=0, batch_size=4, **options):
     """Build the sampler as the trainer does: its children share one generator."""
     datasets = [Dataset.from_dict({"anchor": [f"{i} {j}" for j in range(size)]}) for i, size in enumerate(sizes)]
     generator = torch.Generator()
-    children = [
-        DefaultBatchSampler(
-            RandomSampler(dataset, generator=generator), batch_size, drop_last=True, generator=generator, seed=seed
-        )
-        for dataset in datasets
-    ]
+    samplers = [RandomSampler(dataset, generator=generator) for dataset in datasets]
+    more = {"drop_last": True, "generator": generator, "seed": seed}
+    children = [DefaultBatchSampler(sampler, batch_size, **more) for sampler in samplers]
     sampler = WeightedBatchSampler(ConcatDataset(datasets), children, generator, seed, **options)
     sampler.set_epoch(epoch)
     return sampler
@@ -104,7 +84,6 @@ def test_a_group_of_batches_comes_from_one_dataset():
 
 
 def no_duplicates(texts):
-    """The sampler over one dataset whose batches have no text twice."""
     dataset = Dataset.from_dict({"anchor": texts})
     child = NoDuplicatesBatchSampler(dataset, batch_size=4, drop_last=True, generator=torch.Generator(), seed=0)
     return WeightedBatchSampler(ConcatDataset([dataset]), [child], num_batches=40)
@@ -116,12 +95,10 @@ def test_batches_have_no_text_twice_and_a_dataset_without_such_a_batch_is_refuse
         list(no_duplicates(["same"] * 8))
     with pytest.raises(ValueError, match="a dataset of 3 rows has fewer rows than the batch size 4"):
         stream(num_batches=4, sizes=(100, 3))
-    training = ContrastiveTrainingArguments(str(tmp_path), max_steps=-1, num_train_epochs=1, use_cpu=True)
+    training = embeddings.ContrastiveTrainingArguments(str(tmp_path), max_steps=-1, num_train_epochs=1, use_cpu=True)
     with pytest.raises(ValueError, match="max_steps=-1, but sampled datasets have no epochs; give at least 1 step"):
-        set_sampling(training)
+        embeddings.set_sampling(training)
 
-
-# --- The loss -----------------------------------------------------------------------------------------------------
 
 QUESTIONS = ["the quick", "old sea", "a house", "it sleeps"]
 ANSWERS = ["brown fox jumps over", "by", "warm red house by old sea and then", "lazy dog"]
@@ -129,11 +106,10 @@ NEGATIVES = ["dog", "fox and", "the sea is by a house", "jumps"]
 
 
 def gradients_of(folder, unpad=True, columns=(QUESTIONS, ANSWERS, NEGATIVES), **options):
-    """Loss and every gradient of one batch in float64."""
-    encoder = sentence_transformer(folder).double()
+    encoder = embeddings.sentence_transformer(folder).double()
     encoder[0].model.config.unpad_inputs = unpad
     encoder.train()
-    loss = contrastive_loss(encoder, **options)([encoder.preprocess(list(texts)) for texts in columns], None)
+    loss = embeddings.contrastive_loss(encoder, **options)([encoder.preprocess(list(texts)) for texts in columns], None)
     loss.backward()
     return loss.item(), {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
 
@@ -164,34 +140,31 @@ def test_caching_and_padding_do_not_change_the_gradients(folder, options):
         torch.testing.assert_close(others[name], gradient, rtol=1e-9, atol=1e-10)
 
 
-# --- Training -----------------------------------------------------------------------------------------------------
-
-
 QUIET = dict(warmup_steps=10, use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True)
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeio"]
 
 
 def test_after_a_training_in_bf16_the_model_has_the_vectors_of_the_saved_one(folder, tmp_path):
-    model, pairs = (
-        sentence_transformer(folder),
-        Dataset.from_dict({"anchor": SYLLABLES[:8], "positive": SYLLABLES[8:16]}),
-    )
+    model = embeddings.sentence_transformer(folder)
+    pairs = Dataset.from_dict({"anchor": SYLLABLES[:8], "positive": SYLLABLES[8:16]})
     options = {"max_steps": 1, "per_device_train_batch_size": 4, "bf16": True}
-    train_on_pairs(model, pairs, ContrastiveTrainingArguments(str(tmp_path / "run"), **options, **QUIET))
+    train_on_pairs(model, pairs, embeddings.ContrastiveTrainingArguments(str(tmp_path / "run"), **options, **QUIET))
     saved = SentenceTransformer(str(tmp_path / "run"), trust_remote_code=True)
     np.testing.assert_allclose(model.encode(SYLLABLES), saved.encode(SYLLABLES), atol=1e-6)
 
 
 def test_a_single_set_is_a_set_and_a_single_path_a_path(folder, tmp_path):
     pairs = Dataset.from_dict({"anchor": SYLLABLES[:8], "positive": SYLLABLES[8:16]})
-    training = ContrastiveTrainingArguments(str(tmp_path / "one"), max_steps=1, per_device_train_batch_size=4, **QUIET)
-    (score,) = train_on_pairs(sentence_transformer(folder), pairs, training, held_out=pairs)
+    training = embeddings.ContrastiveTrainingArguments(
+        str(tmp_path / "one"), max_steps=1, per_device_train_batch_size=4, **QUIET
+    )
+    (score,) = train_on_pairs(embeddings.sentence_transformer(folder), pairs, training, held_out=pairs)
     assert record_of(tmp_path / "one")["rows"] == {"train": 8} and score["dataset"] == "held_out"
-    assert hold_out(pairs, 0.5, 0)[1]["train"].num_rows == 4
-    arguments = ContrastiveArguments(train_files="a.csv", validation_files=Path("b.csv"))
+    assert embeddings.hold_out(pairs, 0.5, 0)[1]["train"].num_rows == 4
+    arguments = embeddings.ContrastiveArguments(train_files="a.csv", validation_files=Path("b.csv"))
     assert (arguments.train_files, arguments.validation_files) == (["a.csv"], ["b.csv"])
     (tmp_path / "one.csv").write_text("q,d\na,b\n")
-    assert list(read_sets_of_pairs(tmp_path / "one.csv")) == ["one"]
+    assert list(embeddings.read_sets_of_pairs(tmp_path / "one.csv")) == ["one"]
 
 
 @pytest.fixture
@@ -218,7 +191,7 @@ def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_
     run_main(train_contrastive, *command(tmp_path / "whole"))
     whole = losses_of(tmp_path / "whole")
     assert len(whole) == 12
-    train_step = ContrastiveTrainer.training_step
+    train_step = embeddings.ContrastiveTrainer.training_step
 
     def interrupted_step(trainer, *args, **kwargs):
         if trainer.state.global_step == 2:
@@ -226,7 +199,7 @@ def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_
         return train_step(trainer, *args, **kwargs)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="143"):
-        patch.setattr(ContrastiveTrainer, "training_step", interrupted_step)
+        patch.setattr(embeddings.ContrastiveTrainer, "training_step", interrupted_step)
         run_main(train_contrastive, *command(tmp_path / "part"))
     assert not (tmp_path / "part/model.safetensors").exists()
     others = {"temperature": 0.1, "warmup_steps": 3, "optim": "sgd", "optim_args": "amsgrad=True"}
@@ -248,22 +221,16 @@ def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_
     (tmp_path / "part/checkpoint-8/scheduler.pt").unlink()
     for step in (3, 4, 12):
         shutil.rmtree(tmp_path / f"part/checkpoint-{step}")
-    with pytest.raises(
-        FileExistsError, match="part holds checkpoint-8 of a training from which this run cannot resume"
-    ):
+    with pytest.raises(FileExistsError, match="part holds checkpoint-8 of a training from which this run cannot"):
         run_main(train_contrastive, *command(tmp_path / "part"))
     with lock_run(tmp_path / "part"), pytest.raises(ValueError, match="another process writes to"):
         run_main(train_contrastive, *command(tmp_path / "part"))
 
 
-def test_without_validation_files_a_tenth_of_the_train_files_is_held_out_and_the_record_and_card_have_no_texts(
-    command, tmp_path
-):
+def test_without_validation_files_a_tenth_is_held_out_and_the_record_and_card_have_no_texts(command, tmp_path):
     run = tmp_path / "run"
-    arguments = command(
-        run, max_steps=2, save_steps=2, license="cc-by-4.0", hub_model_id="org/name", validation_files=None
-    )
-    printed = run_main(train_contrastive, *arguments)
+    options = dict(license="cc-by-4.0", hub_model_id="org/name", validation_files=None)
+    printed = run_main(train_contrastive, *command(run, max_steps=2, save_steps=2, **options))
     assert "large: 81 rows of anchor, positive" in printed and "large: 9 pairs to evaluate on" in printed
     assert "small: 12 rows" in printed  # one row would be held out, and a ranking of one document says nothing
     record = record_of(run)
@@ -279,21 +246,12 @@ def test_without_validation_files_a_tenth_of_the_train_files_is_held_out_and_the
     assert str(tmp_path) not in text and not list(run.glob("checkpoint-*/README.md"))
 
 
-def test_the_error_for_a_full_disk_at_the_last_save_is_one_line(command, tmp_path, monkeypatch):
-    fill_disk_at_the_last_save(monkeypatch, ContrastiveTrainer, 1000)
-    with pytest.raises(SystemExit, match=r"File too large: .*/run/") as ended:
-        run_main(train_contrastive, *command(tmp_path / "run", max_steps=1, save_strategy="no"))
-    assert "\n" not in ended.value.code
-
-
 @pytest.mark.slow
 def test_two_processes_with_shared_negatives_give_the_loss_curve_of_one_process(command, tmp_path):
     """Two batches of 4 with shared negatives equal one batch of 8; both batches of a group come from one dataset."""
-    run_main(
-        train_contrastive,
-        *command(tmp_path / "one", per_device_train_batch_size=8, max_steps=6, save_steps=6, bf16="false"),
-    )
-    changes = dict(per_device_train_batch_size=4, max_steps=6, save_steps=6, gather_across_devices=True, bf16="false")
+    changes = dict(max_steps=6, save_steps=6, bf16="false")
+    run_main(train_contrastive, *command(tmp_path / "one", per_device_train_batch_size=8, **changes))
+    changes |= dict(per_device_train_batch_size=4, gather_across_devices=True)
     on_two_processes(train_contrastive.__file__, *command(tmp_path / "two", **changes))
     alone, shared = losses_of(tmp_path / "one"), losses_of(tmp_path / "two")
     assert len(alone) == 6
@@ -304,17 +262,16 @@ def test_two_processes_with_shared_negatives_give_the_loss_curve_of_one_process(
 def test_mined_negatives_are_the_nearest_other_documents_with_the_prompts(folder, corpus_prompt):
     rng = np.random.default_rng(0)
     questions, answers = ([" ".join(rng.choice(SENTENCE.split(), 5)) for _ in range(20)] for _ in range(2))
-    pairs, model = Dataset.from_dict({"anchor": questions, "positive": answers}), sentence_transformer(folder)
-    mined = mine_negatives(DatasetDict(some=pairs), model, 2, "the red ", corpus_prompt)
+    model = embeddings.sentence_transformer(folder)
+    pairs = Dataset.from_dict({"anchor": questions, "positive": answers})
+    mined = embeddings.mine_negatives(DatasetDict(some=pairs), model, 2, "the red ", corpus_prompt)
     queries, documents = model.encode(questions, prompt="the red "), model.encode(answers, prompt=corpus_prompt)
     scores = model.similarity(queries, documents).numpy()
     np.fill_diagonal(scores, -2)
     rows = {row["anchor"]: (row["negative_1"], row["negative_2"]) for row in mined["some"]}
-    assert rows == {
-        question: tuple(answers[i] for i in (-row).argsort()[:2]) for question, row in zip(questions, scores)
-    }
+    assert rows == {text: tuple(answers[i] for i in (-row).argsort()[:2]) for text, row in zip(questions, scores)}
     with pytest.raises(ValueError, match="some already has negatives"):
-        mine_negatives(mined, model, 2)
+        embeddings.mine_negatives(mined, model, 2)
 
 
 @pytest.mark.parametrize(
@@ -333,4 +290,4 @@ def test_arguments_that_contradict_each_other_or_have_no_result_are_refused(tmp_
     for file in ("a.jsonl", "x/a.jsonl"):
         Path(file).write_text('{"q": "a", "d": "b"}\n')
     with pytest.raises(ValueError, match=message):
-        open_sets(ContrastiveArguments("model", **changes), 0)
+        embeddings.open_sets(embeddings.ContrastiveArguments("model", **changes), 0)

@@ -19,9 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("sentence_transformers", reason="neobert search needs it (pip install -e .[embed])")
 pytest.importorskip("bm25s", reason="neobert search needs it (pip install -e .[embed])")
-pytest.importorskip("semantic_text_splitter", reason="neobert search needs it (pip install -e .[embed])")
 
 from conftest import SENTENCE, run_main
 from sentence_transformers import SentenceTransformer
@@ -50,15 +48,13 @@ def notes(tmp_path, monkeypatch):
         lines += ["```python", f"def öffne_{number}(datei):", "    return open(datei)  # ñ 漢字", "```", ""]
         lines += [f"## Schluss {number}", "", " ".join(f"{word}{number}" for word in WORDS), ""]
         text = ("\r\n" if number == 1 else "\n").join(lines)
-        (folder / ("sub" if number > 1 else "") / f"{number}.md").write_bytes(
-            text.encode("utf-8-sig" if number == 2 else "utf-8")
-        )
+        file = folder / ("sub" if number > 1 else "") / f"{number}.md"
+        file.write_bytes(text.encode("utf-8-sig" if number == 2 else "utf-8"))
     return folder
 
 
 @pytest.fixture
 def embedded(monkeypatch):
-    """The texts that models embed as documents."""
     texts, encode = [], SentenceTransformer.encode_document
 
     def counted(self, sentences, **options):
@@ -75,9 +71,6 @@ def open_search(folder, model, **options):
 
 def command(*arguments):
     return run_main(neobert_cli, "search", *arguments)
-
-
-# --- Passages ---------------------------------------------------------------------------------------------------------
 
 
 def check_places(found):
@@ -112,9 +105,7 @@ def test_passages_cover_every_word_of_every_file(notes, model, monkeypatch):
     assert max(passage.line for passage in found if passage.file.endswith("long.txt")) >= 30
 
 
-@pytest.mark.parametrize(
-    "text", ["", "no end", "a\nb\n\nc", "line\n" * 30_000, "x" * 200_000, "x" * 70_000 + "\ny\n" * 9]
-)
+@pytest.mark.parametrize("text", ["", "no end", "a\nb\n\nc", "line\n" * 30_000, "x" * 200_000, "x" * 70_000 + "\ny"])
 def test_parts_are_whole_lines_unless_a_line_is_longer(text):
     parts = passages.PARTS.findall(text)
     assert "".join(parts) == text and all(len(part) <= 1 << 16 for part in parts)
@@ -145,13 +136,8 @@ def test_a_folder_contributes_known_suffixes_and_text_and_counts_the_others(note
     files, skipped = find_files([str(notes)], is_document)
     names = ["0.md", "1.md", "LICENSE", "a.py", "b.pdf", "late.log", "sub/2.md", "sub/3.md"]
     assert [str(file.relative_to(notes)) for file in files] == names
-    assert skipped == {
-        "hidden": 1,
-        ".png": 1,
-        "without a suffix": 1,
-        "links to folders": 1,
-        "pipes and broken links": 2,
-    }
+    ones = dict.fromkeys(("hidden", ".png", "without a suffix", "links to folders"), 1)
+    assert skipped == ones | {"pipes and broken links": 2}
     files, skipped = find_files([str(notes / "**/[0-9].md"), str(notes / "LICENSE")], is_document)
     assert len(files) == 5 and all(files.values()) and not skipped
 
@@ -168,7 +154,7 @@ def test_a_folder_contributes_known_suffixes_and_text_and_counts_the_others(note
         ("*.rs", None, ""),
     ],
 )
-def test_patterns_choose_the_files_of_folders_and_not_those_that_are_named(
+def test_patterns_choose_the_files_of_folders_but_not_named_ones(
     tmp_path, model, monkeypatch, include, exclude, expected
 ):
     monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
@@ -184,11 +170,7 @@ def test_patterns_choose_the_files_of_folders_and_not_those_that_are_named(
 
 
 TEXTS = {
-    "cp1252": [
-        "Müller\n",
-        "L'été dernier, nous avons dîné à la fenêtre où le garçon était déjà.\n",
-        "für „alle“ 5 €\n",
-    ],
+    "cp1252": ["Müller\n", "L'été dernier, nous avons dîné à la fenêtre où le garçon était.\n", "für „alle“ 5 €\n"],
     "cp1251": ["Привет мир, это проверка кодировки текста.\n" * 2],
     "cp932": ["これは日本語のテキストです。検索の試験を行います。\n"],
     "utf-8": ["Größe\n" * 9],
@@ -283,11 +265,8 @@ def test_data_in_text_does_not_become_passages_and_lines_stay_right(notes, model
 @pytest.mark.parametrize(
     "text",
     [
-        hashlib.sha512(b"").hexdigest(),
+        *(hashlib.sha512(b"").hexdigest(), "usr/share/doc/" * 9, "see data: a, b/c, and metadata:x/y", "x" * 200_000),
         "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft",
-        "usr/share/doc/" * 9,
-        "see data: a, b/c, and metadata:x/y",
-        "x" * 200_000,
         "open /Volumes/Users/Anna/Projects/2024/Reports/Quarterly/Final/Summary today",
         "shouldReturn404WhenTheUserIsNotFoundAndTheRequestHasNoAuthorizationHeader",
         "metadata:text/plain,hello",
@@ -300,9 +279,6 @@ def test_hashes_long_words_and_paths_stay(text):
 def test_words_of_every_script_stay_whole_in_both_unicode_forms():
     assert search.words_of("हिन्दी में किताब, read_csv v2") == ["हिन्दी", "में", "किताब", "read", "csv", "v2"]
     assert search.words_of(unicodedata.normalize("NFD", "Köln")) == search.words_of("Köln") == ["köln"]
-
-
-# --- What is kept -----------------------------------------------------------------------------------------------------
 
 
 def test_only_new_and_changed_passages_are_embedded_again(notes, model, embedded):
@@ -372,8 +348,6 @@ def test_what_no_search_uses_is_removed_after_30_days(notes, model, embedded, mo
 
 
 def flip(place):
-    """One bit at this part of the content."""
-
     def damage(file, content):
         number = int(place * len(content))
         file.write_bytes(content[:number] + bytes([content[number] ^ 1]) + content[number + 1 :])
@@ -498,19 +472,13 @@ def test_two_searches_at_the_same_time_are_both_right(notes, model, embedded, mo
     assert not embedded and len(list(search.CACHE.iterdir())) == 1
 
 
-# --- Answers ----------------------------------------------------------------------------------------------------------
-
-
 def test_documents_and_file_names_cannot_control_the_terminal(tmp_path, model, monkeypatch, capsys):
     monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
     folder = tmp_path / "docs"
     folder.mkdir()
     text = "the quick \x1b]0;PWNED\x07 fox \x1b[2J\x1b[31mjumps \x9b31mover\u202e the dog\n"
-    for name, content in {
-        "a.txt": text.encode(),
-        "c\x1b[31m.txt": b"the dog\n",
-        "e\x1b[31mX.txt": bytes(range(128, 256)),
-    }.items():
+    files = {"a.txt": text.encode(), "c\x1b[31m.txt": b"the dog\n", "e\x1b[31mX.txt": bytes(range(128, 256))}
+    for name, content in files.items():
         (folder / name).write_bytes(content)
     (folder / "f.\x1b[5m").write_bytes(b"\0")
     printed = command(folder, "the fox", "--model", model)
@@ -568,12 +536,9 @@ def test_a_sentence_is_found_by_its_exact_words(tmp_path):
 def test_the_mini_model_finds_the_passage_and_the_command_prints_file_line_and_passage(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
     monkeypatch.setenv("COLUMNS", "60")
-    (tmp_path / "a.md").write_text(
-        "# Files\n\nopen(path) opens a file and returns a file object.\n\n" + "# Paint\n\nMix red and blue.\n\n" * 20
-    )
-    (tmp_path / "b.md").write_text(
-        "\n\n# Time\n\nsleep(seconds) waits for some seconds.\n\n" + "# Numbers\n\nround(x) rounds.\n\n" * 20
-    )
+    paint, numbers = "# Paint\n\nMix red and blue.\n\n" * 20, "# Numbers\n\nround(x) rounds.\n\n" * 20
+    (tmp_path / "a.md").write_text(f"# Files\n\nopen(path) opens a file and returns a file object.\n\n{paint}")
+    (tmp_path / "b.md").write_text(f"\n\n# Time\n\nsleep(seconds) waits for some seconds.\n\n{numbers}")
     printed = command(tmp_path, "wait for a while", "--top_k", 1)
     first, *rest = printed.splitlines()
     assert first.startswith(f"{tmp_path}/b.md:3  (0.") and "sleep(seconds) waits" in rest[0] and len(rest) <= 3
@@ -609,12 +574,8 @@ BAD = [
 def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embedded, monkeypatch, arguments, message):
     monkeypatch.chdir(notes.parent)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    for name, content in {
-        "empty.pdf": b"",
-        "pictures/a.png": b"\0",
-        "old.txt": bytes(range(128, 256)),
-        "rows.csv": b"body\nfox\n",
-    }.items():
+    files = {"empty.pdf": b"", "pictures/a.png": b"\0", "old.txt": bytes(range(128, 256)), "rows.csv": b"body\nfox\n"}
+    for name, content in files.items():
         file = notes.parent / name
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(content)
@@ -626,11 +587,7 @@ def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embe
     assert "\n" not in str(ended.value) and not embedded
 
 
-# --- Other formats ----------------------------------------------------------------------------------------------------
-
-
 def write_pdf(file, text):
-    """A PDF of one page."""
     from matplotlib.figure import Figure
 
     page = Figure()
@@ -672,9 +629,8 @@ def test_html_pdf_and_docx_are_converted_once(notes, model, monkeypatch):
     (folder / "broken.docx").write_bytes((folder / "c.docx").read_bytes()[:300])
     documents = open_search(folder, model)
     texts = {passage.file.rpartition("/")[2]: passage.text for passage in documents.passages}
-    assert (
-        texts.keys() == {"a.html", "b.pdf", "c.docx"} and "# Größe" in texts["a.html"] and "täglich" in texts["a.html"]
-    )
+    assert texts.keys() == {"a.html", "b.pdf", "c.docx"}
+    assert "# Größe" in texts["a.html"] and "täglich" in texts["a.html"]
     assert "the lazy dog sleeps" in texts["b.pdf"] and "the warm house, über alles" in texts["c.docx"]
     problems = "\n".join(documents.problems)
     assert re.findall(r"(\S+) cannot be read as (\w+) \([^)]", problems) == [

@@ -8,9 +8,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("sentence_transformers", reason="neobert embed needs it (pip install -e .[embed])")
-
 from conftest import largest_file, run_main
 from sentence_transformers import SentenceTransformer
 
@@ -42,7 +39,8 @@ def read_jsonl(file):
 
 
 def read_parquet(file):
-    pandas = pytest.importorskip("pandas", reason="this test reads with pandas, which datasets installs")
+    import pandas
+
     rows = pandas.read_parquet(file)
     return list(rows["text"]), np.stack(rows["embedding"])
 

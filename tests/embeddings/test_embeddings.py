@@ -1,21 +1,17 @@
 """sentence-transformers models give the numbers of a plain forward, and their folders load without the package."""
 
 import json
-import pickle
 import shutil
 
 import numpy as np
 import pytest
 import torch
 from conftest import with_classes
-
-pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
-
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from transformers import AutoTokenizer, configuration_utils
 
-from neobert_hf import MINI_MODEL_PATH, NeoBERTForSequenceClassification, NeoBERTModel
+from neobert_hf import MINI_MODEL_PATH, NeoBERTModel
 from neobert_hf.checkpoints import write_card
 from neobert_hf.embeddings import (
     fingerprint,
@@ -30,7 +26,6 @@ TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps i
 
 
 def tokens_of(folder, texts):
-    """Return the last hidden states of each text, computed alone in float64."""
     model, tokenizer = NeoBERTModel.from_pretrained(folder).double().eval(), AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
         return [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy() for text in texts]
@@ -90,25 +85,6 @@ def test_the_mean_includes_the_prompt_unless_include_prompt_is_false(folder, sid
         np.testing.assert_allclose(model.encode(TEXTS, prompt_name="query"), expected, atol=2e-6)
 
 
-def test_a_copy_for_another_process_gives_the_same_embeddings(folder):
-    """`encode` with several devices sends the pickled model to its processes."""
-    model = sentence_transformer(folder)
-    copy = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(copy.encode(TEXTS), model.encode(TEXTS))
-
-
-def test_a_cross_encoder_scores_pairs_with_the_classification_head(folder, tmp_path):
-    torch.manual_seed(0)
-    classifier = NeoBERTForSequenceClassification.from_pretrained(folder, num_labels=1).eval()
-    classifier.save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.save_pretrained(tmp_path)
-    pairs = [("the quick fox", "jumps over"), ("a house", "sleeps in a warm red house by sea")]
-    with torch.no_grad():
-        expected = [torch.sigmoid(classifier(**tokenizer(*pair, return_tensors="pt")).logits)[0, 0] for pair in pairs]
-    np.testing.assert_allclose(CrossEncoder(str(tmp_path)).predict(pairs), expected, atol=2e-6)
-
-
 def test_a_sparse_encoder_gives_the_weights_of_splade(folder, model):
     """The maximum over the tokens of log(1 + relu(logit)) (arXiv 2109.10086, equation 6)."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -143,14 +119,6 @@ def test_a_model_that_gives_no_vector_for_a_text_is_refused_as_an_embedding_mode
     make[kind](folder).save_pretrained(str(tmp_path / "saved"))
     with pytest.raises(ValueError, match=f"saved holds a {kind}, which gives no single vector for each text; open it"):
         open_embedding_model(str(tmp_path / "saved"))
-
-
-def test_empty_texts_are_embedded_as_special_tokens_and_long_texts_are_truncated(folder):
-    model = sentence_transformer(folder, max_seq_length=16)
-    empty, blank, long = model.encode(["", "   ", "fox " * 25_000])
-    np.testing.assert_array_equal(empty, blank)
-    np.testing.assert_allclose(long, model.encode("fox " * 14), atol=1e-6)
-    assert np.isfinite(empty).all()
 
 
 def test_invalid_model_options_are_refused(folder, bert):

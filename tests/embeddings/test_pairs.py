@@ -1,9 +1,6 @@
 """Pairs from files of rows: the order of the columns, refused lines, and rows that are held out."""
 
 import pytest
-
-pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
-
 from datasets import Dataset
 
 from neobert_hf.embeddings import hold_out, read_pairs

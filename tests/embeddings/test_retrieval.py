@@ -1,12 +1,6 @@
 """Retrieval metrics equal those computed by hand."""
 
 import numpy as np
-import pytest
-
-pytest.importorskip(
-    "sentence_transformers", reason="retrieval embeds by sentence-transformers (pip install -e .[embed])"
-)
-
 from conftest import SENTENCE
 from datasets import Dataset
 
@@ -31,16 +25,3 @@ def test_the_metrics_equal_those_computed_from_the_ranks(folder):
     assert len(set(ranks)) > 10
     for name, value in expected.items():
         assert abs(found[f"some_cosine_{name}"] - value) < 1e-9, name
-
-
-@pytest.mark.parametrize("is_both", [True, False])
-def test_a_prompt_is_before_the_texts(folder, is_both):
-    model = sentence_transformer(folder)
-    rng = np.random.default_rng(0)
-    questions, answers = ([" ".join(rng.choice(SENTENCE.split(), 5)) for _ in range(40)] for _ in range(2))
-    pairs = Dataset.from_dict({"anchor": questions, "positive": answers})
-    prompt = "the old house "
-    evaluator = pairs_evaluator(pairs, "set", query_prompt=prompt, corpus_prompt=prompt if is_both else None)
-    documents = [prompt + text for text in answers] if is_both else answers
-    prompted = Dataset.from_dict({"anchor": [prompt + text for text in questions], "positive": documents})
-    assert evaluator(model) == pytest.approx(pairs_evaluator(prompted, "set")(model))

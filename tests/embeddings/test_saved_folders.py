@@ -9,18 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sentence_transformers
 import torch
 import transformers
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
-
-pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
-
-import sentence_transformers
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
+from transformers import AutoTokenizer
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTModel
@@ -138,9 +135,6 @@ def test_checkpoints_and_the_result_of_a_training_have_this_form(weighted, tmp_p
         np.testing.assert_allclose(again.encode(TEXTS), weighted.encode(TEXTS), atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------ the name of the tokenizer
-
-
 @pytest.mark.compat
 @pytest.mark.parametrize("saved", ["TokenizersBackend", "PreTrainedTokenizerFast"])
 def test_all_that_is_opened_here_saves_the_tokenizer_under_the_name_that_transformers_4_knows(folder, tmp_path, saved):
@@ -186,9 +180,6 @@ def test_the_package_does_not_change_how_the_tokenizers_of_other_models_load(tok
     assert found[0] == found[1] and "code.Own" in found[0]
 
 
-# ---------------------------------------------------------------------------- the width for readers that do not round
-
-
 @pytest.mark.compat
 @pytest.mark.parametrize("size, saved", [(3072, 3072), (1024, 1032), (1032, 1032), (96, 96), (100, 108), (2, 12)])
 def test_two_thirds_of_the_saved_size_are_the_width(size, saved, tmp_path):
@@ -202,8 +193,6 @@ def test_two_thirds_of_the_saved_size_are_the_width(size, saved, tmp_path):
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], tensor, atol=0, rtol=0)
 
-
-# ------------------------------------------------------------------------ saved by one version, loaded by another one
 
 OTHER = """
 import sys; sys.modules["neobert_hf"] = None

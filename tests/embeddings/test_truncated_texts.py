@@ -3,23 +3,12 @@
 import re
 
 import pytest
-
-pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
-
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
+from neobert_hf import embeddings
 from neobert_hf.checkpoints import embedding_models as models
 from neobert_hf.data import lengths
-from neobert_hf.embeddings import (
-    ContrastiveTrainingArguments,
-    DocumentSearch,
-    RerankerTrainingArguments,
-    mine_negatives,
-    open_reranker,
-    train_contrastive,
-    train_reranker,
-)
 
 LONGEST, PROMPT = 9, "the red "
 QUESTIONS = [f"{word} fox" + " dog" * number for number, word in enumerate(("the", "quick", "old", "lazy", "warm"))]
@@ -43,20 +32,22 @@ def prompted(rows, sides):
 
 
 def mine(sides, folder, retriever, tmp_path):
-    mine_negatives({"faq": ROWS}, retriever, 2, PROMPT, PROMPT if sides == "both" else None)
+    embeddings.mine_negatives({"faq": ROWS}, retriever, 2, PROMPT, PROMPT if sides == "both" else None)
     return {"negatives of faq": prompted(ROWS, sides)}
 
 
 def contrast(_, folder, retriever, tmp_path):
-    training = ContrastiveTrainingArguments(str(tmp_path / "run"), **QUIET)
-    train_contrastive(retriever, {"faq": ROWS}, training, held_out={"faq": HELD_OUT})
+    training = embeddings.ContrastiveTrainingArguments(str(tmp_path / "run"), **QUIET)
+    embeddings.train_contrastive(retriever, {"faq": ROWS}, training, held_out={"faq": HELD_OUT})
     texts = {"5 rows of faq": ROWS, "2 rows of faq": HELD_OUT}
     return {name: [(text,) for text in [*rows["anchor"], *rows["positive"]]] for name, rows in texts.items()}
 
 
 def rerank(_, folder, retriever, tmp_path):
-    training = RerankerTrainingArguments(str(tmp_path / "run"), **QUIET)
-    train_reranker(open_reranker(folder, LONGEST), {"faq": ROWS}, retriever, training, held_out={"test": HELD_OUT})
+    training = embeddings.RerankerTrainingArguments(str(tmp_path / "run"), **QUIET)
+    embeddings.train_reranker(
+        embeddings.open_reranker(folder, LONGEST), {"faq": ROWS}, retriever, training, held_out={"test": HELD_OUT}
+    )
     wrong = [(question, answer) for question in QUESTIONS for answer in ANSWERS]  # four for each question: all of them
     texts = {*HELD_OUT["anchor"], *HELD_OUT["positive"]} | set(ANSWERS)
     return {
@@ -69,21 +60,20 @@ def rerank(_, folder, retriever, tmp_path):
 
 def search(_, folder, retriever, tmp_path):
     (tmp_path / "a.txt").write_text("the fox")
-    documents = DocumentSearch([str(tmp_path / "a.txt")], folder, LONGEST, cache=tmp_path / "cache")
+    documents = embeddings.DocumentSearch([str(tmp_path / "a.txt")], folder, LONGEST, cache=tmp_path / "cache")
     documents.encoder.prompts["query"] = PROMPT
     for question in (QUESTIONS[0], QUESTIONS[-1]):
         documents.search(question)
     documents.truncation = "off"  # without a line
     documents.search(QUESTIONS[-1])
     with pytest.raises(ValueError, match=r"^1 of 1 texts are truncated to 9 tokens, and \d tokens are lost; split"):
-        DocumentSearch(tmp_path / "a.txt", folder, LONGEST, truncation="error").search("fox" + " dog" * LONGEST)
+        embeddings.DocumentSearch(tmp_path / "a.txt", folder, LONGEST, truncation="error").search(
+            "fox" + " dog" * LONGEST
+        )
     return {"the question": [(PROMPT + QUESTIONS[-1],)]}
 
 
-@pytest.mark.parametrize(
-    "job, sides",
-    [(mine, "both"), (mine, "query"), (contrast, None), (rerank, None), (search, None)],
-)
+@pytest.mark.parametrize("job, sides", [(mine, "both"), (mine, "query"), (contrast, ""), (rerank, ""), (search, "")])
 def test_texts_that_are_truncated_are_counted_and_said(job, sides, folder, retriever, tokenizer, tmp_path, caplog):
     """The oracle is the tokenizer itself, without truncation; each line comes once."""
     inputs_of = job(sides, folder, retriever, tmp_path)

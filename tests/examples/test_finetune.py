@@ -7,31 +7,18 @@ import random
 import shutil
 import signal
 
-import pytest
-import torch
-
-pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip install -e .[train])")
-
 import finetune_classifier
 import finetune_tagger
+import pytest
+import torch
+import transformers
 from conftest import SENTENCE, json_lines, run_main
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.trainers import BpeTrainer
-from transformers import (
-    AutoModelForTokenClassification,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaForMaskedLM,
-    Trainer,
-    TrainingArguments,
-    pipeline,
-)
 
 from neobert_hf import NeoBERTConfig, NeoBERTForSequenceClassification
-from neobert_hf.finetuning import Tagger
 from neobert_hf.runs import FineTuningArguments
 
 WORDS = SENTENCE.split()
@@ -56,7 +43,8 @@ def test_a_length_above_the_positions_of_the_model_is_refused(bert, tmp_path, ex
     run_main(example, *arguments, "--max_seq_length", "64")
 
 
-@pytest.mark.parametrize("num_texts", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_texts", [1, 2])
 @pytest.mark.compat
 def test_the_classifier_learns_which_word_is_there(model_folder, tmp_path, num_texts):
     """The label of a text is whether it holds `red` or `old`; a pair holds the word in its second text."""
@@ -73,33 +61,11 @@ def test_the_classifier_learns_which_word_is_there(model_folder, tmp_path, num_t
     run_main(finetune_classifier, *command(model_folder, tmp_path / "train.csv", out, "--text_columns", *columns))
     metrics = json.loads((out / "eval_results.json").read_text())
     assert metrics["eval_accuracy"] == 1.0 == metrics["eval_f1"]
-    classify = pipeline("text-classification", str(out))
+    classify = transformers.pipeline("text-classification", str(out))
     texts = ["the fox red", "the fox old"]
     inputs = texts if num_texts == 1 else [{"text": "the dog", "text_pair": text} for text in texts]
     found = [classify(text)[0] if num_texts == 1 else classify(text) for text in inputs]
     assert [label["label"] for label in found] == ["Rouge", "Vieux"]
-
-
-@pytest.mark.slow
-@pytest.mark.compat
-def test_the_tagger_learns_tags_and_every_strategy_returns_whole_words(model_folder, tokenizer, tmp_path):
-    """Animals are tagged; `foxdog` consists of two tokens and has one tag."""
-    rng = random.Random(0)
-    tag = {"fox": "B-ANIMAL", "dog": "B-ANIMAL", "foxdog": "B-ANIMAL"}
-    vocabulary = [*WORDS[:9], "foxdog"]
-    assert len(tokenizer.tokenize("foxdog")) > 1
-    with (tmp_path / "train.jsonl").open("w") as stream:
-        for _ in range(200):
-            words = rng.choices(vocabulary, k=5)
-            stream.write(json.dumps({"words": words, "tags": [tag.get(word, "O") for word in words]}) + "\n")
-    out = tmp_path / "out"
-    run_main(finetune_tagger, *command(model_folder, tmp_path / "train.jsonl", out))
-    assert json.loads((out / "eval_results.json").read_text())["eval_f1"] == 1.0
-    names = set(AutoModelForTokenClassification.from_pretrained(out).config.id2label.values())
-    assert names == {"O", "B-ANIMAL", "I-ANIMAL"}
-    for strategy in ("simple", "first", "average", "max"):
-        tagged = pipeline("token-classification", str(out), aggregation_strategy=strategy)("the foxdog quick fox")
-        assert [(group["word"], group["entity_group"]) for group in tagged] == [("foxdog", "ANIMAL"), ("fox", "ANIMAL")]
 
 
 def test_a_model_with_other_labels_is_a_start(model_folder, tmp_path):
@@ -112,20 +78,6 @@ def test_a_model_with_other_labels_is_a_start(model_folder, tmp_path):
     run_main(finetune_classifier, *command(other, tmp_path / "train.csv", out, "--max_steps", "2"))
     saved = NeoBERTConfig.from_pretrained(out)
     assert saved.num_labels == 2 and saved.problem_type == "single_label_classification"
-
-
-def test_byte_level_words_begin_with_a_space_as_in_a_text(tmp_path):
-    """A byte-level tokenizer has a token for " fox" and another for "fox"; a text has the first."""
-    tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    tokenizer.train_from_iterator(["the fox the dog"] * 9, BpeTrainer(initial_alphabet=ByteLevel.alphabet()))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="!").save_pretrained(tmp_path / "model")
-    config = RobertaConfig(**SHAPE, vocab_size=tokenizer.get_vocab_size(), pad_token_id=0, max_position_embeddings=514)
-    RobertaForMaskedLM(config).save_pretrained(tmp_path / "model")
-    tagger = Tagger(tmp_path / "model")
-    tagger._start()
-    tagger._names = ["O", "ANIMAL"]
-    assert tagger._rows([["the", "fox"]])["input_ids"][0] == tokenizer.encode("the fox").ids
 
 
 def test_a_run_resumes_from_its_newest_complete_checkpoint_with_the_same_rows_and_classes_only(start, tmp_path):
@@ -157,7 +109,7 @@ def test_ctrl_c_saves_a_checkpoint_from_which_the_run_resumes_to_the_same_weight
     options = ["--num_train_epochs", "3", "--learning_rate", "3e-4", "--validation_file", tmp_path / "other.jsonl"]
     whole, parts = (command(model_folder, tmp_path / "train.jsonl", tmp_path / name, *options) for name in "ab")
     run_main(finetune_classifier, *whole)
-    step, steps = Trainer.training_step, []
+    step, steps = transformers.Trainer.training_step, []
 
     def interrupted_step(*args, **kwargs):
         steps.append(1)
@@ -167,7 +119,7 @@ def test_ctrl_c_saves_a_checkpoint_from_which_the_run_resumes_to_the_same_weight
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "training_step", interrupted_step)
+        patch.setattr(transformers.Trainer, "training_step", interrupted_step)
         with pytest.raises(SystemExit, match="130"):
             run_main(finetune_classifier, *parts)
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
@@ -179,7 +131,9 @@ def test_ctrl_c_saves_a_checkpoint_from_which_the_run_resumes_to_the_same_weight
 
 
 @pytest.mark.compat
-@pytest.mark.skipif(not hasattr(TrainingArguments, "warmup_ratio"), reason="transformers 5 has no warmup_ratio")
+@pytest.mark.skipif(
+    not hasattr(transformers.TrainingArguments, "warmup_ratio"), reason="transformers 5 has no warmup_ratio"
+)
 def test_a_share_of_warmup_in_the_older_argument_counts(tmp_path):
     training = FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, warmup_ratio=0.2)
     assert (training.warmup_ratio, training.get_warmup_steps(100)) == (0.2, 20)
@@ -196,8 +150,8 @@ def test_the_tagger_takes_robertas_own_tokenizer(tmp_path):
     (tmp_path / "model/tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
     (tmp_path / "model/vocab.json").write_text(json.dumps(tokens))
     (tmp_path / "model/merges.txt").write_text("#version: 0.2\n")
-    config = RobertaConfig(**SHAPE, vocab_size=len(tokens), max_position_embeddings=514)
-    RobertaForMaskedLM(config).save_pretrained(tmp_path / "model")
+    config = transformers.RobertaConfig(**SHAPE, vocab_size=len(tokens), max_position_embeddings=514)
+    transformers.RobertaForMaskedLM(config).save_pretrained(tmp_path / "model")
     row = json.dumps({"words": ["the", "fox"], "tags": ["O", "ANIMAL"]}) + "\n"
     (tmp_path / "train.jsonl").write_text(row * 20)
     arguments = command(tmp_path / "model", tmp_path / "train.jsonl", tmp_path / "out", "--max_steps", "1")

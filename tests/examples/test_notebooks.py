@@ -37,9 +37,8 @@ def test_a_notebook_runs_without_a_warning(script, tokenizer, tmp_path, monkeypa
 def test_the_file_that_colab_opens_is_made_from_the_script(script):
     """If it fails: jupytext --to ipynb --update examples/notebooks/*.py."""
     made, stored = jupytext.read(script), nbformat.read(script.with_suffix(".ipynb"), as_version=4)
-    assert [(cell.cell_type, cell.source) for cell in stored.cells] == [
-        (cell.cell_type, cell.source) for cell in made.cells
-    ]
+    found, expected = ([(cell.cell_type, cell.source) for cell in each.cells] for each in (stored, made))
+    assert found == expected
     assert not any(cell.get("outputs") for cell in stored.cells)
     assert '] @ git+https://github.com/OWNER/neobert_hf"' in stored.cells[1].source  # it is not on PyPI
     assert f"{script.stem}.ipynb" in PAGE.read_text("utf-8")

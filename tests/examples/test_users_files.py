@@ -22,11 +22,6 @@ def write(file, content, encoding="utf-8"):
     return file
 
 
-def tickets(number=24):
-    """Texts and classes, in turns."""
-    return [(text.format(i), label) for i in range(number // 2) for label, text in TEXTS.items()]
-
-
 def run(script, *options):
     """Run a script of examples/, or a command of `neobert`."""
     module = "neobert_cli.commands" if script in ("embed", "search") else script
@@ -109,15 +104,6 @@ def test_pairs_with_a_bom_train_a_reranker_and_embeddings(tmp_path):
     model = ["--model_name_or_path", neobert_hf.MINI_MODEL_PATH, "--per_device_train_batch_size", "8"]
     run("train_contrastive", "--train_files", pairs, "--output_dir", tmp_path / "b", *model, *SHORT)
     assert (tmp_path / "b/modules.json").is_file()
-
-
-@pytest.mark.slow
-def test_the_same_spreadsheet_works_in_the_other_script_of_classes(tmp_path):
-    lines = "".join(f'"{text}";{label}\n' for text, label in tickets(32))
-    train = write(tmp_path / "tickets.csv", f"Text;Klasse\n{lines}", "utf-8-sig")
-    columns = ["--text_columns", "Text", "--label_column", "Klasse", "--output_dir", tmp_path / "out"]
-    run("finetune_lora", "--train_file", train, *columns, *SHORT)
-    assert any((tmp_path / "out").iterdir())
 
 
 # The suffix of the file that a job reads, and the words before and after it.

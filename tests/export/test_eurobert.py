@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import neobert_hf
 from neobert_cli import commands as neobert_cli
-from neobert_hf.checkpoints import SavedModel, convert, eurobert
+from neobert_hf.checkpoints import SavedModel, eurobert
 from neobert_hf.checkpoints.embedding_models import open_embedding_model
 from neobert_hf.checkpoints.eurobert import as_eurobert, write_card_of_twin
 from neobert_hf.export import export_model, exporting
@@ -29,19 +29,14 @@ IDS = torch.tensor([[5, 6, 7, 8, 9, 5, 90, 14]])
 
 @pytest.fixture
 def tagger(weights, tokenizer, tmp_path):
-    """A tagger of three labels, stored in bfloat16."""
     folder = write_checkpoint(tmp_path / "saved", weights, "NeoBERTForSequenceClassification")
-    change_config(
-        folder, architectures=["NeoBERTForTokenClassification"], id2label=dict(enumerate("abc")), torch_dtype="bfloat16"
-    )
+    change_config(folder, architectures=["NeoBERTForTokenClassification"], torch_dtype="bfloat16")
+    change_config(folder, id2label=dict(enumerate("abc")))
     tensors = load_file(folder / "model.safetensors")
     kept = {name: tensor.bfloat16() for name, tensor in tensors.items() if not name.startswith("dense")}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer.save_pretrained(folder)
     return folder
-
-
-# ------------------------------------------------------------------------------------------------- there
 
 
 @pytest.mark.slow
@@ -159,15 +154,6 @@ def test_a_vocabulary_padded_by_hand_stays_padded(tokenizer, tmp_path):
 
 def config_with(**values):
     return lambda folder: change_config(folder, **values)
-
-
-def test_a_eurobert_is_not_converted(published, tmp_path):
-    export_model(published, tmp_path / "twin", to="eurobert")
-    with pytest.raises(ValueError, match="eurobert"):
-        convert(tmp_path / "twin", tmp_path / "back")
-
-
-# ------------------------------------------------------------------------------------------------- refusals
 
 
 def another(name, **config):

@@ -29,25 +29,17 @@ from neobert_hf.export.graphs import EmbeddingGraph, load_graph
 LABELS = ["bad", "good", "so so"]
 WHOLE_WORDS = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(91))])}
 BLOCK_TENSORS = {
-    "qkv": "attn_qkv",
-    "wo": "attn_output",
-    "ffn.w12": "ffn_up",
-    "ffn.w3": "ffn_down",
-    "attention_norm": "attn_norm",
-    "ffn_norm": "ffn_norm",
-}
+    "qkv": "attn_qkv", "wo": "attn_output", "attention_norm": "attn_norm",
+    "ffn.w12": "ffn_up", "ffn.w3": "ffn_down", "ffn_norm": "ffn_norm",
+}  # fmt: skip
 OTHER_TENSORS = {
-    "model.encoder.weight": "token_embd.weight",
-    "model.layer_norm.weight": "enc.output_norm.weight",
-    "dense.weight": "cls.weight",
-    "dense.bias": "cls.bias",
-    "classifier.weight": "cls.output.weight",
-    "classifier.bias": "cls.output.bias",
-}
+    "model.encoder.weight": "token_embd.weight", "model.layer_norm.weight": "enc.output_norm.weight",
+    "dense.weight": "cls.weight", "dense.bias": "cls.bias",
+    "classifier.weight": "cls.output.weight", "classifier.bias": "cls.output.bias",
+}  # fmt: skip
 
 
 def write_classifier(folder, weights, tokenizer, names=LABELS, **config):
-    """A classifier with the first labels of the random weights."""
     head = {name: weights[name][: len(names)] for name in ("classifier.weight", "classifier.bias")}
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     write_checkpoint(folder, weights | head, "NeoBERTForSequenceClassification", **labels, **config)
@@ -63,7 +55,6 @@ def export(folder, dtype="f32"):
 
 
 def change_last_token(folder, token):
-    """Replace the last token of the vocabulary, or remove it."""
     content = json.loads((folder / "tokenizer.json").read_text())
     vocab = content["model"]["vocab"]
     last = max(vocab, key=vocab.get)
@@ -110,17 +101,11 @@ def test_file_describes_the_model(tmp_path, published):
     prefix = "neo-bert."
     described = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
     assert described == {
-        "block_count": 3,
-        "context_length": 64,
-        "embedding_length": 32,
+        "block_count": 3, "context_length": 64, "embedding_length": 32,
         "feed_forward_length": 72,  # not 66, two thirds of intermediate_size
-        "attention.head_count": 4,
-        "attention.layer_norm_rms_epsilon": pytest.approx(1e-5),
-        "attention.causal": False,
-        "rope.freq_base": 5000.0,
-        "rope.scaling.type": "none",
-        "pooling_type": gguf.PoolingType.MEAN,
-    }
+        "attention.head_count": 4, "attention.causal": False, "attention.layer_norm_rms_epsilon": pytest.approx(1e-5),
+        "rope.freq_base": 5000.0, "rope.scaling.type": "none", "pooling_type": gguf.PoolingType.MEAN,
+    }  # fmt: skip
 
 
 # Largest error by the largest number: half a step of f16; half of 1/127, and the rounding of the scale, which is f16.

@@ -12,16 +12,7 @@ from conftest import GOLDEN, SENTENCE
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from transformers import AutoTokenizer, pipeline
 
-from neobert_hf import (
-    MINI_MODEL_PATH,
-    NeoBERTForMaskedLM,
-    NeoBERTForQuestionAnswering,
-    NeoBERTForSequenceClassification,
-    NeoBERTForTokenClassification,
-    multi_vector_encoder,
-    sentence_transformer,
-    sparse_encoder,
-)
+import neobert_hf
 from neobert_hf.export import export_model
 from neobert_hf.export.graphs import TASKS
 from neobert_hf.export.parity import random_batches
@@ -37,18 +28,13 @@ TEXTS = ["x", "Open a file.", "naïve café — λ, ∑; `np.ndarray` readLine"]
 TEXTS.append(f"Return the mean of an array. {SENTENCE} {SENTENCE}")
 TINY_TEXTS = [SENTENCE, "the fox sleeps", "dog", "a warm red house by the sea and a lazy dog"]
 HEADS = {
-    "text-classification": NeoBERTForSequenceClassification,
-    "token-classification": NeoBERTForTokenClassification,
-    "question-answering": NeoBERTForQuestionAnswering,
+    "text-classification": neobert_hf.NeoBERTForSequenceClassification,
+    "token-classification": neobert_hf.NeoBERTForTokenClassification,
+    "question-answering": neobert_hf.NeoBERTForQuestionAnswering,
 }
 # Models by name, and what is exported of them. The chain of the model "mini" is compared in a test of its own.
-TASK_OF = {
-    "mini-mlm": "fill-mask",
-    "plain": "feature-extraction",
-    **{task: task for task in HEADS},
-    "golden-masked_lm": "fill-mask",
-    "golden-classifier": "text-classification",
-}
+TASK_OF = {"mini-mlm": "fill-mask", "plain": "feature-extraction", **{task: task for task in HEADS}}
+TASK_OF |= {"golden-masked_lm": "fill-mask", "golden-classifier": "text-classification"}
 
 pytestmark = [
     pytest.mark.runtime,
@@ -58,7 +44,6 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def sources(checkpoint, tokenizer, tmp_path_factory):
-    """Folders of models in PyTorch, by name."""
     folder = tmp_path_factory.mktemp("sources")
     torch.manual_seed(0)
     for task, model_class in HEADS.items():
@@ -69,14 +54,14 @@ def sources(checkpoint, tokenizer, tmp_path_factory):
                 torch.nn.init.normal_(parameter, std=0.5)  # so that an error moves the scores
         model.save_pretrained(folder / task)
         tokenizer.save_pretrained(folder / task)
-    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(folder / "lm")
+    neobert_hf.NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(folder / "lm")
     tokenizer.save_pretrained(folder / "lm")
-    sentence_transformer(str(folder / "lm"), prompts={}).save_pretrained(str(folder / "plain"))
-    sparse_encoder(str(folder / "lm")).save_pretrained(str(folder / "sparse-encoder"))
-    multi_vector_encoder(str(folder / "lm")).save_pretrained(str(folder / "multi-vector"))
+    neobert_hf.sentence_transformer(str(folder / "lm"), prompts={}).save_pretrained(str(folder / "plain"))
+    neobert_hf.sparse_encoder(str(folder / "lm")).save_pretrained(str(folder / "sparse-encoder"))
+    neobert_hf.multi_vector_encoder(str(folder / "lm")).save_pretrained(str(folder / "multi-vector"))
     ours = {name: folder / name for name in [*HEADS, "plain", "sparse-encoder", "multi-vector"]}
     golden = {f"golden-{name}": GOLDEN / name for name in ("masked_lm", "classifier")}
-    return {"mini": Path(MINI_MODEL_PATH), "mini-mlm": Path(MINI_MODEL_PATH), **ours, **golden}
+    return {"mini": Path(neobert_hf.MINI_MODEL_PATH), "mini-mlm": Path(neobert_hf.MINI_MODEL_PATH), **ours, **golden}
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +76,6 @@ def exported(sources, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ask(exported):
-    """A function from jobs for answers.mjs to its answers."""
-
     def answers(*jobs):
         command = ["node", "answers.mjs", f"{exported}/"]
         done = subprocess.run(command, cwd=HERE, input=json.dumps(jobs), capture_output=True, text=True, check=False)
@@ -150,9 +133,8 @@ def test_every_batch_gives_the_outputs_of_torch(name, sources, ask):
 
 @pytest.mark.parametrize("name", ["sparse-encoder", "multi-vector"])
 def test_every_batch_gives_the_weights_or_vectors_of_sentence_transformers(name, sources, ask):
-    model = {"sparse-encoder": SparseEncoder, "multi-vector": MultiVectorEncoder}[name](
-        str(sources[name]), device="cpu"
-    )
+    model_class = SparseEncoder if name == "sparse-encoder" else MultiVectorEncoder
+    model = model_class(str(sources[name]), device="cpu")
     batches = random_batches(model[0].config.vocab_size, 0, 64).values()
     jobs = [{"model": name, "auto": "AutoModel", "dtype": "fp32", "inputs": rows_of(batch)} for batch in batches]
     feature = "sentence_embedding" if name == "sparse-encoder" else "token_embeddings"
@@ -189,7 +171,7 @@ def test_a_pipeline_gives_the_answers_of_transformers_with_their_scores(name, so
 def test_question_answering_gives_the_span_and_its_score(sources, ask):
     question, context = "what sleeps", "the quick fox and the lazy dog"
     task = "question-answering"
-    model = NeoBERTForQuestionAnswering.from_pretrained(sources[task]).eval()
+    model = neobert_hf.NeoBERTForQuestionAnswering.from_pretrained(sources[task]).eval()
     tokenizer = AutoTokenizer.from_pretrained(sources[task])
     inputs = tokenizer(question, context, return_tensors="pt")
     with torch.inference_mode():

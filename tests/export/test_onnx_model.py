@@ -9,13 +9,11 @@ import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import serve
 import torch
 import transformers
 from conftest import SENTENCE, change_config, logits_of_modules, reranker_of_modules, with_classes
@@ -27,8 +25,9 @@ from transformers import pipeline
 
 import neobert_hf
 from neobert_hf.checkpoints.embedding_models import open_embedding_model
-from neobert_hf.export import OnnxModel, export_model
+from neobert_hf.export import OnnxModel, export_model, open_folder
 from neobert_hf.finetuning import Tagger
+from neobert_hf.finetuning.scores import scores_of
 
 TEXTS = [
     *[line for line in Path(json.__file__).read_text("utf-8").splitlines() if len(line) > 40][:40],
@@ -112,7 +111,6 @@ def test_a_tokenizer_without_a_token_for_padding_gives_the_same_embeddings(expor
 
 
 def exported(model_class, config, tokenizer, folder, **options):
-    """A model with random weights that are large enough to show errors, and the exported folder."""
     for name, value in {"num_hidden_layers": 1, **options}.items():
         setattr(config, name, value)
     torch.manual_seed(0)
@@ -198,13 +196,11 @@ RERANKERS = {  # labels, activation of the scores, its definition
     "three of which several": (3, torch.nn.Sigmoid(), expit),
     "two of which one": (2, torch.nn.Softmax(), partial(softmax, axis=1)),
 }
-FAST = ("two of which one", True)
-KINDS_OF_RERANKERS = [
-    pytest.param(*kind, marks=() if kind == FAST else pytest.mark.slow) for kind in product(RERANKERS, (True, False))
-]
 
 
-@pytest.mark.parametrize(("name", "is_modular"), KINDS_OF_RERANKERS)
+@pytest.mark.slow
+@pytest.mark.parametrize("is_modular", [True, False])
+@pytest.mark.parametrize("name", RERANKERS)
 def test_a_reranker_gives_the_scores_of_sentence_transformers(tiny_config, tokenizer, tmp_path, name, is_modular):
     """Of all modules, with the default prompt and length; a problem type of the encoder does not count."""
     num_labels, activation, by_definition = RERANKERS[name]
@@ -248,20 +244,16 @@ def test_a_reranker_of_an_older_version_keeps_its_activation(tiny_config, tokeni
     assert CrossEncoder(str(folder), device="cpu").predict(pairs) == pytest.approx(wanted, abs=1e-6)
     export_model(folder, tmp_path / "out")
     assert [found["score"] for found in OnnxModel(tmp_path / "out").predict(pairs)] == pytest.approx(wanted, abs=1e-5)
-    served = serve.open_folder(folder, None, None, 1)
-    assert served.what == "a reranker or a model of one number"
-    assert [label["score"] for (label,) in served.run(pairs, False)] == pytest.approx(wanted, abs=1e-5)
+    served = open_folder(folder)
+    assert served.saved.kind == "score"
+    assert [label["score"] for (label,) in served.labels(pairs)] == pytest.approx(wanted, abs=1e-5)
 
 
 @pytest.mark.parametrize("low", [-20, -12, 14, 17])
 def test_a_score_is_the_sigmoid_in_float64_so_that_near_logits_are_no_tie(low):
     logits = np.linspace(low, low + 3, 21, dtype=np.float32)
-    model = OnnxModel.__new__(OnnxModel)
-    model.config = {}
-    model.labels = ["LABEL_0"]
-    scores = [model._labels(None, logit[None])["score"] for logit in logits]
+    scores = scores_of(logits, "multi_label_classification")
     np.testing.assert_allclose(scores, expit(logits.astype(np.float64)), rtol=1e-12)
-    np.testing.assert_allclose(scores, serve.sigmoid(logits), rtol=1e-12)
     assert len({*scores}) == 21
 
 

@@ -75,9 +75,7 @@ MULTI_VECTOR = {  # expansion of queries, their length and that of documents, an
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(n, marks=pytest.mark.slow) for n in list(MULTI_VECTOR)[:3]), "at least"]
-)
+@pytest.mark.parametrize("name", [*(pytest.param(n, marks=pytest.mark.slow) for n in [*MULTI_VECTOR][:3]), "at least"])
 def test_a_multi_vector_model_gives_the_vectors_and_scores_of_sentence_transformers(network, tmp_path, name):
     expansion, query_length, document_length, tasks = MULTI_VECTOR[name]
     options = {"query_expansion": expansion, "query_length": query_length, "document_length": document_length}

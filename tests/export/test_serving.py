@@ -1,4 +1,4 @@
-"""The server of examples/serve.py: answers of saved and exported folders; a real process without torch, the client of OpenAI."""
+"""`neobert serve` and `neobert predict`: saved and exported folders; a real process without torch, the client of OpenAI."""
 
 import os
 import re
@@ -10,6 +10,9 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
+import finetune_classifier
+import finetune_qa
+import finetune_tagger
 import httpx
 import numpy as np
 import pytest
@@ -23,8 +26,10 @@ from sentence_transformers.base.modules import Dense
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 import neobert_hf
+from neobert_hf.data import read_rows
 from neobert_hf.export import OnnxModel, export_model
-from neobert_hf.finetuning import QuestionAnswerer
+from neobert_hf.export.predicting import predict_file
+from neobert_hf.finetuning import QuestionAnswerer, write_predictions
 
 WITHOUT_TORCH = "import sys; sys.modules.update(torch=None, transformers=None); "
 WITHOUT_TORCH += "from neobert_hf.examples import serve; serve.main()"
@@ -118,14 +123,12 @@ def folders(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client_of(folders):
-    """The client of a server of a folder, as it is or exported."""
-
     @cache
     def client(name, is_exported=False):
         folder = folders / (f"exported {name}" if is_exported else name)
         if is_exported:
             export_model(folders / name, folder)
-        return TestClient(serve.make_app(serve.open_folder(folder, None, None, None)), follow_redirects=False)
+        return TestClient(serve.make_app(serve.Server(serve.open_folder(folder))), follow_redirects=False)
 
     return client
 
@@ -244,7 +247,7 @@ def test_a_long_text_is_an_error_unless_it_is_allowed(client_of, folders, tokeni
     found = answer.json()["error"]
     assert answer.status_code == 400 and (found["message"] if name == "vectors" else found) == wanted
     assert client_of(name, is_exported).post(path, json=body | {"truncate": True}).status_code == 200
-    server = serve.open_folder(folders / (f"exported {name}" if is_exported else name), None, None, None)
+    server = serve.Server(serve.open_folder(folders / (f"exported {name}" if is_exported else name)))
     for truncation, printed in (("warn", f"{fact}\n"), ("off", "")):
         server.truncation, client = truncation, TestClient(serve.make_app(server))
         assert client.post(path, json=body).status_code == 200 and capsys.readouterr().out == printed
@@ -258,7 +261,7 @@ ANY, WIDTH = {"model": "any"}, CONFIG["hidden_size"]
 FAULTS = [
     *(("softmax", {"inputs": given}, FORM) for given in ("", [], [[]], ["a", ""], ["a"] * 3, ["a", ["b"]], 1)),
     ("softmax", {}, "inputs: Field required"),
-    ("scores", {"inputs": [["a"]]}, "the model reads pairs of texts; send [text, text], or a batch of pairs"),
+    ("scores", {"inputs": [["a"]]}, "the model reads pairs of texts; give two texts in place of one"),
     ("scores", {"query": "a", "texts": []}, "texts: List should have at least 1 item"),
     ("tags", {"inputs": ["a", "b"]}, SINGLE),
     ("tags", {"inputs": "a", "raw_scores": True}, SINGLE),
@@ -342,3 +345,75 @@ def test_a_folder_that_cannot_be_served_ends_the_command_with_one_line(folders, 
         run_main(serve, folders / name, *(["--dtype", "int8"] if name == "tags" else []))
     message = str(caught.value)
     assert message.startswith(f"serve.py: {folders / name} {REFUSALS[name]}") and len(message.splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Files to predict: a text, a pair, words, and a question; one row of each has no text."""
+    folder = tmp_path_factory.mktemp("files")
+    folder.joinpath("texts.csv").write_text(f"text,other,note\n{SENTENCE},old sea,1\n,,2\nthe fox,{LONG},3\n")
+    words = [SENTENCE.title().split(), [], LONG.split(), ["the", "\u200b", "fox"]]
+    write_predictions(folder / "words.jsonl", [{"words": row} for row in words])
+    questions = [{"question": question, "context": LONG} for question in ("the fox", "old sea")]
+    write_predictions(folder / "questions.jsonl", questions)
+    return folder
+
+
+def predicted(model, file, output, **options):
+    predict_file(model, file, output, **options)
+    return [row.values for row in read_rows(output)]
+
+
+PREDICTED = dict.fromkeys(("softmax", "number", "few"), ("texts.csv", ["text"]))
+PREDICTED |= dict.fromkeys(("sigmoid", "scores", "modules"), ("texts.csv", ["text", "other"]))
+PREDICTED |= {"tags": ("words.jsonl", ["text"]), "answers": ("questions.jsonl", ["text"])}
+
+
+@pytest.mark.parametrize("name", PREDICTED)
+def test_a_saved_and_an_exported_folder_predict_the_same(client_of, folders, files, tmp_path, name):
+    """Within 1e-5 in float32; the export is computed without torch."""
+    client_of(name, True)  # exports it
+    file, columns = PREDICTED[name]
+    found = [
+        predicted(folders / folder, files / file, tmp_path / f"{number}.jsonl", text_columns=columns)
+        for number, folder in enumerate((name, f"exported {name}"))
+    ]
+    given = [row.values for row in read_rows(files / file)]
+    for row, saved, exported in zip(given, *found, strict=True):
+        assert saved.keys() == exported.keys() > row.keys() - {"context"}
+        for column, value in saved.items():
+            assert exported[column] == (value if isinstance(value, str | None) else pytest.approx(value, abs=1e-5))
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid", "number", "tags", "answers"])
+def test_predict_writes_what_the_test_file_of_a_training_gets(folders, files, tmp_path, monkeypatch, name):
+    file, _ = PREDICTED[name]
+    scripts = {"tags": finetune_tagger, "answers": finetune_qa}
+    wanted = tmp_path / "wanted.jsonl"
+    options = ["--test_file", files / file, "--predictions_file", wanted, "--output_dir", tmp_path / "results"]
+    run_main(scripts.get(name, finetune_classifier), "--model_name_or_path", folders / name, *options)
+    found = predicted(folders / name, files / file, tmp_path / "found.jsonl")
+    for row, same in zip(found, [row.values for row in read_rows(wanted)], strict=True):
+        assert list(row) == list(same)
+        for column, value in same.items():
+            assert row[column] == (value if isinstance(value, str | None) else pytest.approx(value, abs=1e-5))
+
+
+NOT_PREDICTED = [
+    ("vectors", {}, "holds an embedding model, which predicts nothing of rows; `neobert embed` writes vectors"),
+    ("softmax", {"text_columns": ["body"]}, "no column 'body' among text, other, note"),
+    ("softmax", {"output": "found.txt"}, "found.txt has none of the suffixes .csv, .jsonl, .parquet; choose one"),
+    ("softmax", {"output": "texts.csv"}, "texts.csv is also an input; name another place"),
+    ("softmax", {"truncation": "error"}, "1 of 2 texts are truncated to 64 tokens"),
+    ("softmax", {"dtype": "int8"}, "is not exported, and --dtype and --runtime are for exported folders"),
+    ("modules", {}, "the model reads pairs of texts; give two texts in place of one"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), NOT_PREDICTED)
+def test_a_file_that_cannot_be_predicted_is_refused(folders, files, monkeypatch, name, options, message):
+    monkeypatch.chdir(files)
+    options = {"text_columns": ["other"]} | options
+    with pytest.raises((ValueError, OSError), match=re.escape(message)):
+        predict_file(folders / name, "texts.csv", **options)
+    assert not Path("predictions.csv").exists()

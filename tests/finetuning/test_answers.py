@@ -5,12 +5,9 @@ import random
 import re
 import unicodedata
 
+import finetune_qa
 import numpy as np
 import pytest
-
-pytest.importorskip("torchmetrics", reason="metrics of answers need torchmetrics (pip install -e .[train])")
-
-import finetune_qa
 from conftest import SENTENCE, run_main
 
 from neobert_hf import MINI_MODEL_PATH
@@ -53,9 +50,7 @@ def test_an_answer_is_labelled_in_each_window_that_has_all_of_it_and_in_no_other
         is_inside = False
         if answers["text"]:
             begin = answers["answer_start"][0]
-            letters = [
-                begin + i for i, character in enumerate(answers["text"][0]) if not unicodedata.combining(character)
-            ]
+            letters = [begin + i for i, letter in enumerate(answers["text"][0]) if not unicodedata.combining(letter)]
             is_inside = offsets[0][0] <= letters[0] and letters[-1] < offsets[-1][1]
         assert (start > 0) == (end > 0) == is_inside
         if is_inside:
@@ -94,9 +89,7 @@ def test_the_best_answer_is_that_of_an_exhaustive_search_over_all_windows(mini_t
     for row in range(60):
         best = max(
             (*span, offsets)
-            for number, offsets, first, window in zip(
-                windows["row"], windows["offsets"], windows["first"], range(len(start))
-            )
+            for window, (number, offsets, first) in enumerate(zip(*(windows[x] for x in ("row", "offsets", "first"))))
             if number == row
             for span in spans(start[window], end[window], first, len(offsets), 5)
         )
@@ -106,9 +99,8 @@ def test_the_best_answer_is_that_of_an_exhaustive_search_over_all_windows(mini_t
             assert found[row] == {"answer": "", "score": found[row]["score"], "start": None}
         else:
             text = rows["context"][row][offsets[i][0] : offsets[j][1]]
-            assert found[row]["start"] == offsets[i][0] and found[row]["answer"].rstrip("\u0308") == text.rstrip(
-                "\u0308"
-            )
+            assert found[row]["start"] == offsets[i][0]
+            assert found[row]["answer"].rstrip("\u0308") == text.rstrip("\u0308")
     assert {bool(answer["answer"]) for answer in found} == {True, False}
 
 
@@ -157,17 +149,15 @@ def test_the_script_learns_which_word_answers_and_the_saved_model_gives_the_pred
                 if i % 3:
                     words[rng.randrange(len(words))] = "fox"
                     answers = {"text": ["fox"], "answer_start": [" ".join(words).index("fox")]}
-                stream.write(
-                    json.dumps({"question": "the quick", "context": " ".join(words), "answers": answers}) + "\n"
-                )
+                row = {"question": "the quick", "context": " ".join(words), "answers": answers}
+                stream.write(json.dumps(row) + "\n")
         return tmp_path / name
 
     options = ["--test_file", write("test.jsonl", 30), "--output_dir", tmp_path / "out", "--use_cpu"]
     training = ["--train_file", write("train.jsonl", 300), "--learning_rate", "3e-3", "--max_seq_length", "32"]
     printed = run_main(finetune_qa, "--model_name_or_path", model_folder, *training, *options)
-    assert re.search(r"training: \d+ questions, \d+ windows", printed) and re.search(
-        r"test, .*exact_match.*\nthis model +1.0000", printed
-    )
+    for words in (r"training: \d+ questions, \d+ windows", r"test, .*exact_match.*\nthis model +1.0000"):
+        assert re.search(words, printed)
     predictions = [json.loads(line) for line in (tmp_path / "out/predictions.jsonl").read_text().splitlines()]
     rows = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
     assert [row["answer"] for row in predictions] == ["fox" if row["answers"]["text"] else "" for row in rows]

@@ -7,12 +7,9 @@ import random
 import re
 from pathlib import Path
 
+import finetune_classifier
 import numpy as np
 import pytest
-
-pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip install -e .[train])")
-
-import finetune_classifier
 from conftest import SENTENCE, run_main
 from glue import TABLE_6
 from PIL import Image
@@ -29,7 +26,6 @@ WORDS = SENTENCE.split()
 
 
 def run(model_folder, out, *arguments):
-    """Run the example, and return what it prints and the metrics that it saves."""
     options = ("--use_cpu", "true", "--learning_rate", "3e-3", "--report_to", "none", "--disable_tqdm", "true")
     given = ("--model_name_or_path", model_folder, "--output_dir", out, *options, *arguments)
     printed = run_main(finetune_classifier, *given)
@@ -88,9 +84,7 @@ def test_a_regression_learns_numbers_in_the_unit_of_the_file(model_folder, tmp_p
     """A price of 200,000.5, more with one word and less with another. Adam would need millions of steps to reach such numbers."""
 
     def rows(count, seed):
-        prices = [
-            (text, 200_000.5 + 100_000 * ("red" in text) - 50_000 * ("old" in text)) for text in texts(count, seed)
-        ]
+        prices = [(text, 200_000.5 + 1e5 * ("red" in text) - 5e4 * ("old" in text)) for text in texts(count, seed)]
         return [{"text": text, "price": price} for text, price in prices]
 
     train, test = (write_csv(tmp_path / f"{seed}.csv", rows(300, seed)) for seed in (0, 1))
@@ -119,11 +113,8 @@ def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
     unlabelled = write_csv(tmp_path / "new.csv", [{"text": row["text"]} for row in rows])
     options = ("--test_file", unlabelled, "--predictions_file", tmp_path / "new/found.csv")
     printed, metrics = run(tmp_path / "out", tmp_path / "again", *options)
-    assert (
-        metrics == {}
-        and "the test rows have no column of labels (label_column)" in printed
-        and "learning_rate" not in printed
-    )
+    assert "the test rows have no column of labels (label_column)" in printed
+    assert metrics == {} and "learning_rate" not in printed
     again = read_csv(tmp_path / "new/found.csv")
     for name in ("prediction", "probability_no", "probability_yes"):
         assert [row[name] for row in again] == [row[name] for row in first]
@@ -214,14 +205,10 @@ def test_metrics_of_numbers_by_hand():
     labels, logits = np.array([1.0, 2, 3]), np.array([[2.0], [4], [12]])
     deviations, errors = (logits[:, 0] - 6, np.array([-1, 0, 1])), np.array([1, 2, 9])
     pearson = (deviations[0] @ deviations[1]) / np.sqrt((deviations[0] ** 2).sum() * 2)
-    assert label_metrics(REGRESSION, labels, logits) == pytest.approx(
-        {"pearson": pearson, "spearman": 1, "mse": (errors**2).mean()}
-    )
+    expected = {"pearson": pearson, "spearman": 1, "mse": (errors**2).mean()}
+    assert label_metrics(REGRESSION, labels, logits) == pytest.approx(expected)
     constant = label_metrics(REGRESSION, labels, np.ones((3, 1)))
     assert constant["pearson"] == constant["spearman"] == 0
-
-
-# fit, predict and evaluate as Python calls
 
 
 def rows_labels(rows, kind):
@@ -239,9 +226,8 @@ FAST = {"use_cpu": True, "learning_rate": 3e-3, "disable_tqdm": True, "max_steps
 def test_a_fit_without_a_folder_learns_and_leaves_no_file(model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [f"{start} {word}" for start in WORDS[:9] for word in ("red", "old")] * 8
-    classifier = Classifier(model_folder, max_seq_length=16).fit(
-        rows, rows_labels(rows, SINGLE), **FAST | {"max_steps": 20}
-    )
+    options = FAST | {"max_steps": 20}
+    classifier = Classifier(model_folder, max_seq_length=16).fit(rows, rows_labels(rows, SINGLE), **options)
     assert classifier.predict(["dog red", "dog old"]) == ["red", "none"]
     assert classifier.evaluate(rows, rows_labels(rows, SINGLE)) == {"accuracy": 1, "f1": 1, "matthews": 1}
     assert not list(tmp_path.iterdir())
@@ -296,14 +282,10 @@ def test_a_model_that_has_diverged_is_refused():
 
 
 def test_the_table_of_learning_rates_on_the_page_is_that_of_the_paper():
-    page = (Path(__file__).parents[2] / "docs/finetuning.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "examples/paper/README.md").read_text("utf-8")
     rows = re.findall(r"^\| ([A-Za-z\d-]+) \| .* \| (.*) \| (.*) \|$", page, re.MULTILINE)
-    found = {
-        task.lower().replace("-", ""): tuple(map(ast.literal_eval, columns))
-        for task, *columns in rows
-        if "," in columns[0]
-    }
-    assert found == TABLE_6
+    known = {task.lower().replace("-", ""): columns for task, *columns in rows if "," in columns[0]}
+    assert {task: tuple(map(ast.literal_eval, columns)) for task, columns in known.items()} == TABLE_6
 
 
 def test_any_name_of_a_class_can_be_drawn(tmp_path, recwarn):

@@ -15,15 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from transformers import BatchEncoding
 
 from neobert_hf import NeoBERTForSequenceClassification
-from neobert_hf.finetuning import Classifier, classifier
-from neobert_hf.finetuning.head import (
-    WEAK,
-    choose_strength,
-    cross_validated,
-    fit_linear,
-    inputs_of_last_layer,
-    weighted_loss,
-)
+from neobert_hf.finetuning import Classifier, classifier, head
 from neobert_hf.finetuning.texts import MULTI, REGRESSION, SINGLE
 
 NOISE = np.random.default_rng(0)
@@ -39,7 +31,7 @@ def scaled(model):
 def test_one_class_has_the_probabilities_of_scikit_learn():
     for labels in (CLASSES, CLASSES > 0):
         oracle = scaled(LogisticRegression(C=0.1, max_iter=1000)).fit(VECTORS, labels)
-        weight, bias = fit_linear(VECTORS, labels.astype(int), len(np.unique(labels)), SINGLE, 0.1)
+        weight, bias = head.fit_linear(VECTORS, labels.astype(int), len(np.unique(labels)), SINGLE, 0.1)
         found = softmax(VECTORS @ weight.numpy().T + bias.numpy(), -1)
         np.testing.assert_allclose(found, oracle.predict_proba(VECTORS), atol=1e-4)  # float32, values up to 300
 
@@ -47,7 +39,7 @@ def test_one_class_has_the_probabilities_of_scikit_learn():
 def test_a_weighted_row_counts_as_often_as_its_weight_says():
     times = np.arange(60) % 4 + 1
     oracle = scaled(LogisticRegression(C=0.1, max_iter=1000)).fit(VECTORS.repeat(times, 0), CLASSES.repeat(times))
-    weight, bias = fit_linear(VECTORS, CLASSES, 3, SINGLE, 0.1, times)
+    weight, bias = head.fit_linear(VECTORS, CLASSES, 3, SINGLE, 0.1, times)
     found = softmax(VECTORS @ weight.numpy().T + bias.numpy(), -1)
     np.testing.assert_allclose(found, oracle.predict_proba(VECTORS), atol=1e-4)
 
@@ -56,25 +48,23 @@ def test_the_weighted_loss_is_a_mean_over_all_rows_of_a_step_and_plain_in_an_eva
     ids, weights, logits = CLASSES[:6], np.array([0, 1, 2, 0.5, 0.25, 2.25]), torch.tensor(VECTORS[:6, :3])
     losses = -np.log(softmax(VECTORS[:6, :3], -1)[np.arange(6), ids])
     rows = torch.tensor(np.stack([ids, weights], -1))
-    parts = [
-        weighted_loss(SimpleNamespace(logits=logits[part]), rows[part], 12) for part in np.split(np.arange(6), [2])
-    ]
+    halves = np.split(np.arange(6), [2])
+    parts = [head.weighted_loss(SimpleNamespace(logits=logits[half]), rows[half], 12) for half in halves]
     assert sum(parts).item() == pytest.approx(np.mean(weights * losses))
-    assert weighted_loss(SimpleNamespace(logits=logits), torch.tensor(ids)).item() == pytest.approx(losses.mean())
+    assert head.weighted_loss(SimpleNamespace(logits=logits), torch.tensor(ids)).item() == pytest.approx(losses.mean())
 
 
 def test_several_classes_have_the_probabilities_of_scikit_learn():
     oracle = scaled(OneVsRestClassifier(LogisticRegression(C=0.1, max_iter=1000))).fit(VECTORS, BOTH)
-    weight, bias = fit_linear(VECTORS, BOTH, 2, MULTI, 0.1)
-    np.testing.assert_allclose(
-        expit(VECTORS @ weight.numpy().T + bias.numpy()), oracle.predict_proba(VECTORS), atol=1e-4
-    )
+    weight, bias = head.fit_linear(VECTORS, BOTH, 2, MULTI, 0.1)
+    found = expit(VECTORS @ weight.numpy().T + bias.numpy())
+    np.testing.assert_allclose(found, oracle.predict_proba(VECTORS), atol=1e-4)
 
 
 def test_numbers_are_those_of_a_ridge_regression():
     numbers = VECTORS @ [1, 2, 0.1, 0.01] + NOISE.normal(size=60)
     oracle = scaled(RidgeCV(np.logspace(-1, 5, 7))).fit(VECTORS, numbers)
-    weight, bias = fit_linear(VECTORS, numbers, 1, REGRESSION)
+    weight, bias = head.fit_linear(VECTORS, numbers, 1, REGRESSION)
     np.testing.assert_allclose((VECTORS @ weight.numpy().T + bias.numpy())[:, 0], oracle.predict(VECTORS), atol=1e-3)
 
 
@@ -82,16 +72,16 @@ def test_the_logits_of_a_cross_validation_are_those_of_scikit_learn_also_with_a_
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
     oracle = scaled(LogisticRegression(C=0.1, max_iter=1000))
     wanted = cross_val_predict(oracle, VECTORS, CLASSES, cv=folds, method="predict_proba")
-    np.testing.assert_allclose(softmax(cross_validated(VECTORS, CLASSES, 3, 0.1), -1), wanted, atol=1e-4)
+    np.testing.assert_allclose(softmax(head.cross_validated(VECTORS, CLASSES, 3, 0.1), -1), wanted, atol=1e-4)
     rare = np.array([3, *CLASSES[1:]])
-    assert (softmax(cross_validated(VECTORS, rare, 4, 0.1), -1)[:, 3] < 0.1).all()
+    assert (softmax(head.cross_validated(VECTORS, rare, 4, 0.1), -1)[:, 3] < 0.1).all()
 
 
 def test_classes_that_no_row_or_every_row_has_are_improbable_or_probable():
-    weight, bias = fit_linear(VECTORS, CLASSES, 4, SINGLE, 0.1)
+    weight, bias = head.fit_linear(VECTORS, CLASSES, 4, SINGLE, 0.1)
     assert (softmax(VECTORS @ weight.numpy().T + bias.numpy(), -1)[:, 3] < 0.05).mean() > 0.9
     labels = np.stack([CLASSES > 0, CLASSES < 0, CLASSES >= 0], -1).astype(int)
-    weight, bias = fit_linear(VECTORS, labels, 3, MULTI, 0.1)
+    weight, bias = head.fit_linear(VECTORS, labels, 3, MULTI, 0.1)
     assert not weight[1:].any()
     np.testing.assert_allclose(expit(bias[1:].numpy()), [1 / 121, 120 / 121], atol=1e-6)
 
@@ -106,7 +96,7 @@ def test_the_vectors_before_the_last_layer_are_those_of_evaluation(tiny_config):
         return BatchEncoding({"input_ids": torch.tensor([row["input_ids"] for row in rows])})
 
     options = {"args": SimpleNamespace(eval_batch_size=2), "data_collator": collate, "processing_class": names}
-    vectors = inputs_of_last_layer(SimpleNamespace(model=model, **options), Dataset.from_dict({"input_ids": ids}))
+    vectors = head.inputs_of_last_layer(SimpleNamespace(model=model, **options), Dataset.from_dict({"input_ids": ids}))
     assert model.training
     with torch.no_grad():
         found, wanted = model.classifier(torch.from_numpy(vectors)), model.eval()(torch.tensor(ids)).logits
@@ -116,17 +106,15 @@ def test_the_vectors_before_the_last_layer_are_those_of_evaluation(tiny_config):
 def test_the_strength_is_large_for_a_clear_signal_and_small_for_noise():
     vectors = NOISE.normal(size=(90, 30))
     clear, noise = (vectors[:, 0] > 0).astype(int), NOISE.integers(0, 2, 90)
-    assert choose_strength(vectors, clear, SINGLE) > choose_strength(vectors, noise, SINGLE)
+    assert head.choose_strength(vectors, clear, SINGLE) > head.choose_strength(vectors, noise, SINGLE)
 
 
 @pytest.mark.parametrize("labels", [[0, 1], [0, 1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 0, 0, 1], [0, 0, 1, 1, 2]])
 def test_the_strength_of_too_few_rows_for_a_comparison_is_the_default(labels):
-    assert choose_strength(NOISE.normal(size=(len(labels), 3)), np.array(labels), SINGLE) == 0.1
+    assert head.choose_strength(NOISE.normal(size=(len(labels), 3)), np.array(labels), SINGLE) == 0.1
 
 
-TEXTS = [
-    f"{word} {thing}" for thing in ("invoice", "screen", "parcel") for word in ("my", "the", "a new", "an old", "that")
-]
+TEXTS = [f"{word} {thing}" for thing in ("invoice", "screen", "parcel") for word in ("my", "the", "new", "old", "that")]
 WORDS = [text.split()[-1] for text in TEXTS]
 FROZEN = {"max_steps": 1, "learning_rate": 0.0, "use_cpu": True, "disable_tqdm": True}
 
@@ -136,9 +124,9 @@ def test_the_last_layer_stays_weak_before_a_short_training(start, monkeypatch):
         monkeypatch.setattr(classifier, "choose_strength", lambda *_: strength)
         return Classifier(start, 16, verbose=False).fit(TEXTS, WORDS, **FROZEN).outputs(TEXTS)
 
-    weak = logits(WEAK)
+    weak = logits(head.WEAK)
     np.testing.assert_array_equal(logits(1.0), weak)
-    assert not np.array_equal(logits(WEAK / 10), weak)
+    assert not np.array_equal(logits(head.WEAK / 10), weak)
 
 
 @pytest.mark.slow

@@ -7,15 +7,11 @@ import shutil
 from types import SimpleNamespace
 
 import numpy as np
+import pandas
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
-
-pytest.importorskip("sentence_transformers", reason="needs sentence-transformers (pip install -e .[embed])")
-pytest.importorskip("seqeval", reason="needs scikit-learn, seqeval and peft (pip install -e .[train])")
-
-import pandas
 from conftest import contents, largest_file
+from transformers import AutoModelForSequenceClassification
 
 from neobert_hf.checkpoints import lora_config, write_card
 from neobert_hf.data import read_rows
@@ -35,16 +31,11 @@ FAST = {"use_cpu": True, "learning_rate": 1e-2, "disable_tqdm": True, "max_steps
 TEXTS, LABELS = ["the fox red", "a dog old", "red sea", "old sea"] * 2, ["red", "old"] * 4
 WORDS, TAGS = [text.split() for text in TEXTS], [["O"] * (len(text.split()) - 1) + ["B-X"] for text in TEXTS]
 ANSWERS = [{"text": [text.split()[0]], "answer_start": [0]} for text in TEXTS]
-COLUMNS = {
-    Classifier: (TEXTS, LABELS),
-    Tagger: (WORDS, TAGS),
-    QuestionAnswerer: (["it"] * 8, TEXTS, ANSWERS),
-}
+COLUMNS = {Classifier: (TEXTS, LABELS), Tagger: (WORDS, TAGS), QuestionAnswerer: (["it"] * 8, TEXTS, ANSWERS)}
 
 
 @pytest.fixture(scope="module", params=COLUMNS, ids=lambda job: job.__name__)
 def trained(request, start):
-    """A job of each class after `fit`, and its columns."""
     columns = COLUMNS[request.param]
     return request.param(start, 16).fit(*columns, **FAST), columns
 
@@ -74,7 +65,6 @@ def scores_of(job, *inputs):
 
 
 def shuffled(column):
-    """A Series whose index is in another order than its values."""
     return pandas.Series(column, index=range(len(column))[::-1])
 
 
@@ -183,11 +173,7 @@ REFUSED = [
     (Classifier, lambda job: job.fit(ONE, [0, 1], training=FineTuningArguments("x"), seed=7), "give seed in the train"),
     (Classifier, lambda job: job.fit(ONE, [0, 1], epochs=3), "unexpected keyword argument 'epochs'"),
     (Tagger, lambda job: job.fit(WORDS, TAGS, sample_weight=[1]), "unexpected keyword argument 'sample_weight'"),
-    (
-        Classifier,
-        lambda job: job.set_params(random_state=1).fit(ONE, [0, 1], seed=7),
-        "multiple values for keyword argument 'seed'",
-    ),
+    (Classifier, lambda job: job.set_params(random_state=1).fit(ONE, [0, 1], seed=7), "multiple values for .* 'seed'"),
     (
         Classifier,
         lambda job: job.set_params(learning_rate=1).fit(ONE, [0, 1], training=FineTuningArguments("x")),
@@ -371,9 +357,8 @@ def test_an_adapter_that_was_opened_is_saved_and_merged_and_is_no_start(start, t
     typed = Classifier(tmp_path / "typed")
     typed.merge()
     typed.save(tmp_path / "whole")
-    assert (
-        Classifier(tmp_path / "typed").classes_.tolist() == Classifier(tmp_path / "whole").classes_.tolist() == [0, 1]
-    )
+    for name in ("typed", "whole"):
+        assert Classifier(tmp_path / name).classes_.tolist() == [0, 1]
     opened.save(tmp_path / "copy")
     np.testing.assert_array_equal(Classifier(tmp_path / "copy").predict_proba(TEXTS), expected)
     opened.merge()

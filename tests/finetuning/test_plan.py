@@ -5,8 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip install -e .[train])")
-
 from neobert_hf.checkpoints import lora_config
 from neobert_hf.finetuning.plan import plan_fit
 from neobert_hf.finetuning.texts import MULTI, REGRESSION, SINGLE

@@ -4,11 +4,8 @@ import csv
 import datetime
 import json
 
-import pytest
-
-pytest.importorskip("datasets", reason="predictions need datasets and pyarrow (pip install -e .[train])")
-
 import pyarrow.parquet
+import pytest
 from conftest import largest_file
 
 from neobert_hf.finetuning.predictions import write_predictions
@@ -53,9 +50,7 @@ def test_dates_of_parquet_become_texts_in_json_lines(tmp_path):
 def test_a_value_that_a_format_cannot_hold_is_one_line_and_json_lines_hold_all(tmp_path):
     surrogate, mixed = [{"id": "\ud800"}], [{"id": "x"}, {"id": 1}]
     for name, rows in (("a.csv", surrogate), ("a.parquet", surrogate), ("b.parquet", mixed)):
-        with pytest.raises(
-            ValueError, match=r"cannot hold a value of the rows \(.*\); a file \.jsonl holds all values"
-        ):
+        with pytest.raises(ValueError, match=r"cannot hold a value of the rows \(.*\); a file \.jsonl holds all"):
             write_predictions(tmp_path / name, rows)
     assert not list(tmp_path.iterdir())
     write_predictions(tmp_path / "a.jsonl", surrogate + mixed)

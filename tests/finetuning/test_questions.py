@@ -3,9 +3,6 @@
 import json
 
 import pytest
-
-pytest.importorskip("datasets", reason="questions need datasets (pip install -e .[train])")
-
 from datasets import Dataset
 
 from neobert_hf.finetuning import LabelledDataArguments, read_questions
@@ -38,7 +35,6 @@ def lines(rows):
 
 
 def read(folder, content, name="test.jsonl", **options):
-    """Rows of a test file as in FLAT."""
     (folder / name).write_text(content, "utf-8-sig")
     return flat(read_questions(LabelledDataArguments(test_file=str(folder / name), **options), seed=0))
 
@@ -58,9 +54,7 @@ def test_nested_and_flat_files_give_the_same_questions(tmp_path):
     assert flat(read_questions(arguments, seed=0)) == FLAT
 
 
-@pytest.mark.parametrize(
-    "answers", [[{"text": "am Rhein", "answer_start": 11}], {"text": "am Rhein", "answer_start": 11}]
-)
+@pytest.mark.parametrize("answers", [[dict(text="am Rhein", answer_start=11)], dict(text="am Rhein", answer_start=11)])
 def test_other_spellings_of_answers_are_read(tmp_path, answers):
     assert read(tmp_path, lines([FLAT[0] | {"answers": answers}]))[0]["answers"] == FLAT[0]["answers"]
 
@@ -107,22 +101,15 @@ def test_the_message_for_a_faulty_row_names_its_line_and_the_fault(tmp_path, cha
 
 def test_a_test_question_keeps_its_place_without_a_context_or_with_wrong_answers(tmp_path):
     wrong = {"answers": {"text": ["Elbe"], "answer_start": [11]}}
-    rows = [
-        FLAT[0],
-        FLAT[1] | {"context": " "},
-        FLAT[2] | wrong,
-        {"question": "Wer?"},
-        FLAT[2],
-        FLAT[1] | {"answers": None},
-    ]
+    rows = [FLAT[0], FLAT[1] | {"context": " "}, FLAT[2] | wrong, {"question": "Wer?"}]
+    rows += [FLAT[2], FLAT[1] | {"answers": None}]
     (tmp_path / "test.jsonl").write_text(lines(rows))
     found = read_questions(LabelledDataArguments(test_file=str(tmp_path / "test.jsonl")), seed=0)
     assert [row["question"] for row in found.test_rows] == [row["question"] for row in rows]
     assert found.test_places == [0, 2, 4, 5] and found.test[1] == [rows[i]["context"] for i in found.test_places]
     assert found.test[2] == [FLAT[0]["answers"], None, FLAT[2]["answers"], None]
-    assert found.test_faults == [
-        ("line 3", "the answer 'Elbe' is not at character 11, its answer_start; it is nowhere in it")
-    ]
+    fault = "the answer 'Elbe' is not at character 11, its answer_start; it is nowhere in it"
+    assert found.test_faults == [("line 3", fault)]
 
 
 def test_a_fault_in_nested_json_is_named_by_title_paragraph_and_question(tmp_path):

@@ -6,19 +6,15 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
-import pytest
-
-pytest.importorskip("seqeval", reason="needs scikit-learn, seqeval and peft (pip install -e .[train])")
-
 import joblib
+import numpy as np
 import polars
+import pytest
 from conftest import SENTENCE
 from datasets import Dataset
 from scipy.special import softmax
 from sklearn import config_context
 from sklearn.base import clone
-from sklearn.calibration import CalibratedClassifierCV
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score, get_scorer, roc_auc_score
@@ -98,16 +94,6 @@ def test_scores_of_scikit_learn_read_each_probability_as_that_of_its_class(start
         of_classes = [roc_auc_score(labels == label, columns[str(label)]) for label in usual.tolist()]
         found = get_scorer("roc_auc_ovr" if len(names) > 2 else "roc_auc")(job, TEXTS, labels)
         assert found == pytest.approx(np.mean(of_classes))
-
-
-def test_a_calibration_is_the_same_whatever_the_names_of_the_classes_are(start):
-    found = []
-    for names in (("10", "9"), ("a", "b"), (2, 10)):
-        calibrated = CalibratedClassifierCV(Classifier(start, 16, verbose=False), cv=2)
-        calibrated.fit(TEXTS, [names[number] for number in NUMBERS], **FAST)
-        assert calibrated.classes_.tolist() == [*names]
-        found.append(calibrated.predict_proba(TEXTS))
-    np.testing.assert_array_equal(found, [found[0]] * 3)
 
 
 def test_several_classes_have_the_values_and_the_order_of_their_labels(start):

@@ -6,18 +6,15 @@ import json
 import random
 import re
 
+import finetune_tagger
 import pytest
 import torch
-
-pytest.importorskip("seqeval", reason="tagging needs seqeval (pip install -e .[train])")
-
-import finetune_tagger
 from conftest import SENTENCE, run_main
 from sklearn.metrics import f1_score
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram
 from tokenizers.normalizers import Replace
-from tokenizers.pre_tokenizers import Metaspace
+from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, pipeline
 from transformers.modeling_outputs import TokenClassifierOutput
 
@@ -101,7 +98,6 @@ def sought(words, tags):
 
 
 def groups_of(tagger, text, strategy):
-    """Texts and kinds that the pipeline returns."""
     return [(text[e["start"] : e["end"]], e["entity_group"]) for e in tagger(text, aggregation_strategy=strategy)]
 
 
@@ -147,28 +143,10 @@ def test_windows_evaluate_each_word_once_with_context_on_both_sides_and_train_al
 
 
 LINE = "Set (in U.S. e-mail) Ada's $HOME, ~/.xauth/export or --no-color."
+ENDS = "Set ( in U.S . e-mail ) Ada 's $HOME , ~/.xauth/export or --no-color ."
 
 
-ENDS = [
-    "Set",
-    "(",
-    "in",
-    "U.S",
-    ".",
-    "e-mail",
-    ")",
-    "Ada",
-    "'s",
-    "$HOME",
-    ",",
-    "~/.xauth/export",
-    "or",
-    "--no-color",
-    ".",
-]
-
-
-@pytest.mark.parametrize(("division", "words"), [("whitespace", LINE.split()), ("ends", ENDS)])
+@pytest.mark.parametrize(("division", "words"), [("whitespace", LINE.split()), ("ends", ENDS.split())])
 def test_a_text_is_divided_as_the_words_of_the_training_are(division, words):
     starts = word_starts(LINE, division)
     assert [LINE[start:end].strip() for start, end in itertools.pairwise([*starts, None])] == words
@@ -176,7 +154,7 @@ def test_a_text_is_divided_as_the_words_of_the_training_are(division, words):
     assert division_of([word for word in words if word.isalpha()]) == "marks", "as the pipeline does"
 
 
-def test_entities_of_texts_are_those_of_words_with_marks_inside_in_every_program_and_the_score_is_theirs(
+def test_entities_of_texts_are_those_of_words_with_marks_inside_and_the_score_is_theirs(
     start, tmp_path, capsys, monkeypatch
 ):
     """The tag of a path is learned from its end, which only the whole word has; 40 rows, so that all is learned."""
@@ -192,9 +170,8 @@ def test_entities_of_texts_are_those_of_words_with_marks_inside_in_every_program
     assert "windows of" in printed and re.search(r"\nthis model +1.0000 +1.0000 +1.0000 +1.0000\n", printed)
     tagger.save(tmp_path / "saved")
     texts = [" ".join(row) for row in words[:6]]
-    wanted = [
-        [("FILE", 4, 4 + len(row[1])), ("OPTION", 8 + len(row[1]), 8 + len(row[1] + row[3]))] for row in words[:6]
-    ]
+    ends = [(4 + len(row[1]), 8 + len(row[1] + row[3])) for row in words[:6]]
+    wanted = [[("FILE", 4, first), ("OPTION", first + 4, last)] for first, last in ends]
 
     def spans(found):
         return [[(each["entity_group"], each["start"], each["end"]) for each in of_text] for of_text in found]
@@ -202,9 +179,8 @@ def test_entities_of_texts_are_those_of_words_with_marks_inside_in_every_program
     assert spans(tagger.find_entities(texts)) == wanted
     again = Tagger(tmp_path / "saved", verbose=False)
     assert spans(again.find_entities(texts)) == wanted and again.predict(words[:1]) == tags[:1]
-    assert again.tokenizer.model_max_length == max(
-        len(ids) for ids in again.tokenizer([" ".join(row) for row in words]).input_ids
-    )
+    rows_of_ids = again.tokenizer([" ".join(row) for row in words]).input_ids
+    assert again.tokenizer.model_max_length == max(map(len, rows_of_ids))
     export_model(tmp_path / "saved", tmp_path / "exported")
     assert spans(OnnxModel(tmp_path / "exported").predict(texts)) == wanted
     files = [of_text[:1] for of_text in tagger.find_entities(texts)]
@@ -220,9 +196,12 @@ def test_a_token_counts_in_the_window_where_it_has_the_most_context():
     assert [*own_pieces(windows, 3)] == [(0, 1), (0, 2), (1, 2), (1, 3), (1, 4)]
 
 
-@pytest.mark.parametrize("form", [{"pre_tokenizer": Metaspace()}, {"normalizer": Replace(" ", "▁")}])
+BYTES = {"pre_tokenizer": ByteLevel(add_prefix_space=False)}
+
+
+@pytest.mark.parametrize("form", [{"pre_tokenizer": Metaspace()}, {"normalizer": Replace(" ", "▁")}, BYTES])
 def test_with_a_tokenizer_of_a_multilingual_encoder_every_word_has_a_tag_and_the_tokens_of_a_text(form):
-    letters = sorted({"▁", *"".join(WORDS)} - {"東"})
+    letters = sorted({"▁", "Ġ", *"".join(WORDS)} - {"東"})
     backend = Tokenizer(Unigram([("<unk>", 0), *((letter, -1) for letter in letters)], 0))
     for name, part in form.items():
         setattr(backend, name, part)
@@ -322,23 +301,3 @@ def test_a_saved_tagger_predicts_the_tags_of_a_test_file_and_trains_nothing(star
     assert [len(row["prediction"]) for row in rows] == [len(row["probability"]) for row in rows] == [2, 101]
     assert {tag for row in rows for tag in row["prediction"]} <= {"O", "B-ANIMAL", "I-ANIMAL"}
     assert not (tmp_path / "new/model.safetensors").exists()
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_pipeline_with_a_stride_returns_the_words_of_a_long_text(strategy):
-    """The model knows the tag of each token, so that only the borders of windows could cut a word."""
-    tokenizer, names = tokenizer_named("mini"), ["O", "B-PLACE", "I-PLACE"]
-    tokenizer.model_max_length = 64
-    table = torch.tensor([[0.8, 0.1, 0.1]] * len(tokenizer))
-    for first, *others in map(tokenizer.tokenize, ["Zürich", "Lovelace", "Kraków"]):
-        table[tokenizer.convert_tokens_to_ids(first)] = torch.tensor([0, 0.98, 0.02])
-        table[tokenizer.convert_tokens_to_ids(others)] = torch.tensor([0, 0.3, 0.7])
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
-    model = NeoBERTForTokenClassification(NeoBERTConfig(len(tokenizer), **shape, id2label=dict(enumerate(names))))
-    model.forward = lambda input_ids, **_: TokenClassifierOutput(logits=table[input_ids].log())
-    words = random.Random(0).choices(["Zürich", "Lovelace", "Kraków", "the", "and", "float32", ","], k=500)
-    options = {"stride": 16, "aggregation_strategy": strategy}
-    tagger = pipeline("token-classification", model=model, tokenizer=tokenizer, **options)
-    found = tagger(text := " ".join(words))
-    wanted = [w for w in words if len(w) > 5 and w.isalpha()]
-    assert [text[entity["start"] : entity["end"]] for entity in found] == wanted

@@ -21,7 +21,6 @@ OF_ANSWERS = {"exact_match": 0.75, "f1": 0.75, "impossible_accuracy": 1, "answer
 
 
 def trained(job, columns, **options):
-    """A job that has learned nothing."""
     return job.fit(*columns, columns, **NOTHING, **options)
 
 

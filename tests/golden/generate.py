@@ -25,29 +25,14 @@ CONFIG = {  # all keys of the published file, also those that nothing reads
         "AutoModelForMaskedLM": "model.NeoBERTLMHead",
         "AutoModelForSequenceClassification": "model.NeoBERTForSequenceClassification",
     },
-    "classifier_init_range": 0.02,
-    "decoder_init_range": 0.02,
-    "dim_head": HIDDEN // HEADS,
-    "embedding_init_range": 0.02,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 192,
-    "kwargs": {
-        "classifier_init_range": 0.02,
-        "pretrained_model_name_or_path": "google-bert/bert-base-uncased",
-        "trust_remote_code": True,
-    },
-    "max_length": 128,
-    "model_type": "neobert",
-    "norm_eps": EPS,
-    "num_attention_heads": HEADS,
-    "num_hidden_layers": LAYERS,
-    "pad_token_id": 0,
-    "pretrained_model_name_or_path": "google-bert/bert-base-uncased",
-    "torch_dtype": "float32",
-    "transformers_version": "4.48.2",
-    "trust_remote_code": True,
-    "vocab_size": VOCAB,
-}
+    "classifier_init_range": 0.02, "decoder_init_range": 0.02, "dim_head": HIDDEN // HEADS, "embedding_init_range": 0.02,
+    "hidden_size": HIDDEN, "intermediate_size": 192,
+    "kwargs": {"classifier_init_range": 0.02, "pretrained_model_name_or_path": "google-bert/bert-base-uncased",
+               "trust_remote_code": True},
+    "max_length": 128, "model_type": "neobert", "norm_eps": EPS, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS,
+    "pad_token_id": 0, "pretrained_model_name_or_path": "google-bert/bert-base-uncased",
+    "torch_dtype": "float32", "transformers_version": "4.48.2", "trust_remote_code": True, "vocab_size": VOCAB,
+}  # fmt: skip
 
 
 def rms_norm(x, weight):

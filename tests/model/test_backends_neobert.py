@@ -66,9 +66,6 @@ def gpus(no_choice_yet, monkeypatch):
         monkeypatch.setitem(BACKENDS, name, backend._replace(is_installed=lambda: True))
 
 
-# ---------------------------------------------------------------------------------------- choice of a backend
-
-
 @pytest.mark.parametrize(
     ("devices", "dtype", "head_dim", "best"),
     [
@@ -233,17 +230,13 @@ def test_a_named_backend_is_refused_before_the_first_block_if_one_gpu_cannot_run
     devices = attention_devices([place(device) for device in (HOPPER, torch.device("meta"), TURING)], HOPPER)
     assert devices == (HOPPER, TURING) and attention_devices(model.model.transformer_encoder, CPU) == (CPU,)
     monkeypatch.setattr(plan_neobert, "attention_devices", lambda *_: devices)
-    monkeypatch.setitem(
-        BACKENDS, "torch_varlen", BACKENDS["torch_varlen"]._replace(devices=("cpu", "cuda"), head_multiple=1)
-    )
+    backend = BACKENDS["torch_varlen"]._replace(devices=("cpu", "cuda"), head_multiple=1)
+    monkeypatch.setitem(BACKENDS, "torch_varlen", backend)
     model = model.half()
     model.set_attn_implementation("torch_varlen")
     model.model.transformer_encoder[0].register_forward_pre_hook(lambda *_: pytest.fail("a block runs"))
     with pytest.raises(ValueError, match=r"at least 8\.0 for torch\.float16, but cuda:0 has 7\.5"):
         model(torch.tensor([[5, 6, 7]]))
-
-
-# ---------------------------------------------------------------------------------------- numerical results
 
 
 @pytest.fixture(scope="module")
@@ -268,12 +261,10 @@ def inputs(documents):
     """The documents packed with boundaries, and padded on the left."""
     longest = max(LENGTHS)
     padded = np.stack([np.pad(ids, (longest - len(ids), 0)) for ids in documents])
+    boundaries = torch.tensor([0, *np.cumsum(LENGTHS)], dtype=torch.int32)
+    ids = torch.from_numpy(np.concatenate(documents))[None]
     return {
-        "packed": {
-            "input_ids": torch.from_numpy(np.concatenate(documents))[None],
-            "cu_seq_lens_q": torch.tensor([0, *np.cumsum(LENGTHS)], dtype=torch.int32),
-            "max_length_q": longest,
-        },
+        "packed": {"input_ids": ids, "cu_seq_lens_q": boundaries, "max_length_q": longest},
         "padded": {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(padded != 0).long()},
     }
 
@@ -283,13 +274,9 @@ def run(model, inputs):
     packed = model(**inputs["packed"], labels=inputs["packed"]["input_ids"])
     packed.loss.backward()
     with torch.no_grad():
-        padded = model(**inputs["padded"])
-    gradient = model.model.transformer_encoder[0].qkv.weight.grad
-    return {
-        "packed": packed.logits[0].detach(),
-        "padded": padded.logits[inputs["padded"]["attention_mask"].bool()],
-        "gradient": gradient.clone(),
-    }
+        padded = model(**inputs["padded"]).logits[inputs["padded"]["attention_mask"].bool()]
+    gradient = model.model.transformer_encoder[0].qkv.weight.grad.clone()
+    return {"packed": packed.logits[0].detach(), "padded": padded, "gradient": gradient}
 
 
 def check(actual, wide_checkpoint, documents, inputs):
@@ -329,9 +316,8 @@ def test_torch_varlen_agrees_with_the_oracle(wide_checkpoint, documents, inputs,
 
     monkeypatch.setattr(attention_neobert, "varlen_attn", varlen_attn)
     allow_on_cpu(monkeypatch, "torch_varlen")
-    model = NeoBERTForMaskedLM.from_pretrained(
-        wide_checkpoint[1], dtype=FLOAT64, attn_implementation="torch_varlen"
-    ).eval()
+    options = {"dtype": FLOAT64, "attn_implementation": "torch_varlen"}
+    model = NeoBERTForMaskedLM.from_pretrained(wide_checkpoint[1], **options).eval()
     check(run(model, inputs), wide_checkpoint, documents, inputs)
     assert len(calls) == 2 * model.config.num_hidden_layers
     assert all(list(call) == ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"] for call in calls)
@@ -342,9 +328,6 @@ def test_xformers_agrees_with_the_oracle(wide_checkpoint, documents, inputs, mon
     allow_on_cpu(monkeypatch, "xformers")
     model = NeoBERTForMaskedLM.from_pretrained(wide_checkpoint[1], dtype=FLOAT64, attn_implementation="xformers").eval()
     check(run(model, inputs), wide_checkpoint, documents, inputs)
-
-
-# ---------------------------------------------------------------------------------------- prebuilt kernels of the Hub
 
 
 def write_kernel(cache, version, name, code="", age=0):
@@ -444,9 +427,6 @@ def test_a_named_kernel_of_the_hub_is_called_by_transformers(hub_cache, wide_che
     assert set(asked) == {name} and kernel.num_calls
     for form in ("packed", "padded", "gradient"):
         torch.testing.assert_close(actual[form], wanted[form], rtol=0.05, atol=0.05)
-
-
-# ---------------------------------------------------------------------------------------- SDPA in length groups
 
 
 def sdpa_of_group(q, k, v, mask):
@@ -552,9 +532,8 @@ def test_the_page_on_loading_states_where_every_backend_was_tested():
     assert {name for name, _ in words} == set(BACKENDS)
     for (name, device), word in words.items():
         assert bool(word) == (not BACKENDS[name].devices or device in BACKENDS[name].devices), (name, device)
-    on_gpu, rehearsal = (
-        json.loads((root / f"benchmarks/results/{name}.json").read_text()) for name in ("gpu_report", "rehearsal")
-    )
+    files = (root / f"benchmarks/results/{name}.json" for name in ("gpu_report", "rehearsal"))
+    on_gpu, rehearsal = (json.loads(file.read_text()) for file in files)
     measured = {(row["backend"], "cuda") for row in on_gpu["errors"]} - {("auto", "cuda")}
     assert measured == {cell for cell, word in words.items() if word == "measured" and cell[1] != "cpu"}
     rehearsed = {(row["backend"], row["device"]): row["word"] for row in rehearsal["rows"]}
@@ -562,9 +541,6 @@ def test_the_page_on_loading_states_where_every_backend_was_tested():
         found = {cell for cell, stated in words.items() if stated == word}
         assert found == {cell for cell, stated in rehearsed.items() if stated == word} - measured
     assert "rehearsal.md" in section  # benchmarks/tests/test_benchmarks.py compares it with the JSON
-
-
-# ---------------------------------------------------------------------------------------- copies to a device
 
 
 class Host:

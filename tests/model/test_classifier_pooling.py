@@ -26,9 +26,8 @@ lengths_of_documents = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 def classifier(tmp_path_factory):
     """A classifier in float64 that reads the mean, with the oracle's weights."""
     names = {str(i): f"LABEL_{i}" for i in range(3)}
-    folder = write_checkpoint(
-        tmp_path_factory.mktemp("pooling"), random_weights(), "NeoBERTForSequenceClassification", id2label=names
-    )
+    folder = tmp_path_factory.mktemp("pooling")
+    write_checkpoint(folder, random_weights(), "NeoBERTForSequenceClassification", id2label=names)
     options = dict(dtype=torch.float64, classifier_pooling="mean")
     return NeoBERTForSequenceClassification.from_pretrained(folder, **options).eval()
 

@@ -100,9 +100,8 @@ def test_the_documents_that_fill_a_graph_change_nothing(graphs, model, expected)
         copied(torch.full_like(mask, 7), attention_mask=mask)
         logits = copied(expected["input_ids"], attention_mask=mask).logits
     error = (logits - expected["mlm_logits"])[mask.bool()].abs().max()
-    assert [graph.num_replays for graph in graphs] == [2] and error <= 1e-5 * expected[
-        "mlm_logits"
-    ].nan_to_num().abs().max()
+    assert [graph.num_replays for graph in graphs] == [2]
+    assert error <= 1e-5 * expected["mlm_logits"].nan_to_num().abs().max()
 
 
 def test_positions_that_are_given_reach_the_graph(graphs, model):
@@ -266,11 +265,8 @@ INPUTS = {
     "embeddings": {"input_ids": None, "inputs_embeds": torch.randn(2, 9, 32)},
     "too many tokens": {"input_ids": torch.full((1, 128), 7), "attention_mask": None},
     "trusted boundaries": {
-        "input_ids": torch.full((1, 9), 7),
-        "attention_mask": None,
+        **{"input_ids": torch.full((1, 9), 7), "attention_mask": None, "max_length_q": 5, "trust_boundaries": True},
         "cu_seq_lens_q": torch.tensor([0, 4, 9], dtype=torch.int32),
-        "max_length_q": 5,
-        "trust_boundaries": True,
     },
 }
 
@@ -318,10 +314,8 @@ def test_a_capture_that_fails_is_said_once_and_the_copy_goes_on(graphs, model, m
 
 def test_regions_are_two_graphs_of_the_compiler_for_all_blocks_and_batches(graphs, model, monkeypatch):
     counter = CompileCounterWithBackend("aot_eager")
-    regions = [
-        torch.compile(each, backend=counter, dynamic=True, fullgraph=True)
-        for each in (gpu_neobert.project, gpu_neobert.finish)
-    ]
+    parts, options = (gpu_neobert.project, gpu_neobert.finish), {"dynamic": True, "fullgraph": True}
+    regions = [torch.compile(part, backend=counter, **options) for part in parts]
     monkeypatch.setattr(gpu_neobert, "compiled_regions", lambda: regions)
     copied = gpu_copy(model)
     copied.model.run_blocks.is_on = False

@@ -118,7 +118,7 @@ def test_conversions_that_change_nothing_are_allowed(tiny_config, int8):
         assert torch.equal(copied(IDS).last_hidden_state, before)
 
 
-def test_what_is_no_neobert_on_a_cpu_and_a_torch_without_int8_are_refused(tiny_config, monkeypatch):
+def test_a_model_without_a_copy_of_this_kind_is_refused(tiny_config, monkeypatch):
     with pytest.raises(ValueError, match="needs a model on a CPU or one CUDA GPU, but it is on meta; call"):
         inference_copy(NeoBERTModel(tiny_config).to("meta"))
     split = NeoBERTModel(tiny_config)
@@ -127,6 +127,11 @@ def test_what_is_no_neobert_on_a_cpu_and_a_torch_without_int8_are_refused(tiny_c
         inference_copy(split)
     with pytest.raises(ValueError, match="Linear contains no NeoBERT; give a NeoBERT"):
         inference_copy(nn.Linear(3, 3))
+    adapted = get_peft_model(NeoBERTModel(tiny_config), LoraConfig(target_modules=["qkv", "wo", "w12", "w3"]))
+    with pytest.raises(ValueError, match="can be int8 or compiled, because all have hooks, adapters or quantized w"):
+        inference_copy(adapted, int8=True)
+    with pytest.raises(ValueError, match=r"batch_invariant=True needs .* torch\.float64 .* dtype=torch\.float32 on"):
+        inference_copy(NeoBERTModel(tiny_config).double(), batch_invariant=True)
     monkeypatch.setattr("neobert_hf.model.inference_neobert.TORCH.onednn_int8_linear", None)
     with pytest.raises(ValueError, match="has no int8 products for cpu on this machine; omit int8=True"):
         inference_copy(NeoBERTModel(tiny_config), int8=True)
@@ -147,14 +152,6 @@ def test_hooks_and_adapters_act_in_a_copy(tiny_config, target, int8):
         assert error < (INT8_ERROR if int8 else 1e-5)
         merged = copied.merge_and_unload()(IDS).last_hidden_state
     assert relative_error(merged, wanted) < (INT8_ERROR if int8 else 1e-5)
-
-
-def test_int8_without_any_int8_product_is_refused(tiny_config):
-    adapted = get_peft_model(NeoBERTModel(tiny_config), LoraConfig(target_modules=["qkv", "wo", "w12", "w3"]))
-    with pytest.raises(
-        ValueError, match="can be int8 or compiled, because all have hooks, adapters or quantized weights; merge"
-    ):
-        inference_copy(adapted, int8=True)
 
 
 def test_a_hook_on_all_modules_does_not_prevent_int8_and_layers_of_others_stay(tiny_config):
@@ -191,9 +188,8 @@ def test_a_copy_runs_compiled_and_under_autocast(tiny_config):
         compiled = torch.compile(copied, backend="eager")(IDS).last_hidden_state
         torch.testing.assert_close(compiled, wanted, rtol=1e-5, atol=1e-5)  # fp32, other library
         with torch.autocast("cpu", torch.bfloat16):
-            torch.testing.assert_close(
-                copied(IDS).last_hidden_state, wanted, rtol=0.1, atol=0.1
-            )  # bf16 between products
+            # bf16 between products
+            torch.testing.assert_close(copied(IDS).last_hidden_state, wanted, rtol=0.1, atol=0.1)
 
 
 def test_sentence_transformers_and_pipelines_use_a_copy():
@@ -205,10 +201,8 @@ def test_sentence_transformers_and_pipelines_use_a_copy():
     with pytest.raises(ValueError, match="an inference copy cannot be trained"):
         copied.train()
     masked = inference_copy(NeoBERTForMaskedLM.from_pretrained(neobert_hf.MINI_MODEL_PATH, dtype=torch.float32))
-    answer = pipeline("fill-mask", masked, tokenizer=model.tokenizer, device="cpu")(
-        f"open a {model.tokenizer.mask_token}"
-    )
-    assert len(answer) == 5
+    fill = pipeline("fill-mask", masked, tokenizer=model.tokenizer, device="cpu")
+    assert len(fill(f"open a {model.tokenizer.mask_token}")) == 5
 
 
 def int8_layer(num_inputs, num_outputs):
@@ -245,9 +239,8 @@ def test_large_numbers_do_not_saturate():
         layer.weight.copy_(signs.expand(32, 768))
         for x in (torch.ones(17, 768), -torch.ones(17, 768)):
             wanted = x @ layer.weight.T
-            torch.testing.assert_close(
-                Int8Linear(layer, torch.float32).multiply(x), wanted, rtol=1e-5, atol=0
-            )  # sums in float32
+            # sums in float32
+            torch.testing.assert_close(Int8Linear(layer, torch.float32).multiply(x), wanted, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 40])
@@ -272,10 +265,8 @@ def test_the_vector_of_a_text_in_int8_does_not_depend_on_its_batch():
     model = SentenceTransformer(neobert_hf.MINI_MODEL_PATH, device="cpu", model_kwargs={"dtype": torch.float32})
     copied = inference_copy(model, int8=True)
     texts = ["open a file", "return the current time of the system clock in seconds " * 3, "x"]
-    together, alone = (
-        copied.encode(texts, convert_to_tensor=True),
-        torch.stack([copied.encode(text, convert_to_tensor=True) for text in texts]),
-    )
+    together = copied.encode(texts, convert_to_tensor=True)
+    alone = torch.stack([copied.encode(text, convert_to_tensor=True) for text in texts])
     torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-4 * together.abs().max().item())  # fp32 attention
     assert F.cosine_similarity(together, model.encode(texts, convert_to_tensor=True)).min() > 0.995
 
@@ -308,9 +299,7 @@ def _padded(texts, side):
     return ids, mask
 
 
-@pytest.mark.parametrize(
-    ("dtype", "int8"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)], ids=str
-)
+@pytest.mark.parametrize("dtype, int8", [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)])
 @torch.inference_mode()
 def test_a_batch_invariant_copy_gives_a_text_the_same_states_bit_by_bit_in_every_batch(dtype, int8, set_threads):
     """Alone and beside others, by batch size, order, side of the padding, packing, and number of threads."""
@@ -348,12 +337,8 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("modules", "dtype"), [*((name, torch.float32) for name in MODULES), ("mini", torch.bfloat16)], ids=str
-)
-def test_a_batch_invariant_copy_of_an_embedding_model_gives_a_text_the_same_vector_in_every_batch(
-    modules, dtype, set_threads
-):
+@pytest.mark.parametrize("modules, dtype", [*((x, torch.float32) for x in MODULES), ("mini", torch.bfloat16)], ids=str)
+def test_a_batch_invariant_copy_embeds_a_text_as_the_same_vector_in_every_batch(modules, dtype, set_threads):
     model = SentenceTransformer(neobert_hf.MINI_MODEL_PATH, device="cpu", model_kwargs={"dtype": dtype})
     for module in MODULES[modules]():
         model.insert(1 if getattr(module, "module_input_name", "") == "token_embeddings" else len(model), module)
@@ -456,10 +441,3 @@ def test_a_batch_invariant_copy_refuses_what_would_depend_on_the_batch(tiny_conf
     refusal = pytest.raises(ValueError, match=r"copy cannot run with autograd, .* use torch\.inference_mode\(\)")
     with torch.set_grad_enabled(has_autograd), refusal:
         copied(IDS[:1], **arguments)
-
-
-def test_a_dtype_without_batch_invariant_products_is_refused(tiny_config):
-    with pytest.raises(
-        ValueError, match=r"batch_invariant=True needs .* torch\.float64 .* dtype=torch\.float32 on a CPU"
-    ):
-        inference_copy(NeoBERTModel(tiny_config).double(), batch_invariant=True)

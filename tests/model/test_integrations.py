@@ -10,14 +10,6 @@ from transformers.pipelines import SUPPORTED_TASKS
 from transformers.utils import logging
 
 import neobert_hf
-from neobert_hf import (
-    NeoBERTForMaskedLM,
-    NeoBERTForMultipleChoice,
-    NeoBERTForQuestionAnswering,
-    NeoBERTForSequenceClassification,
-    NeoBERTForTokenClassification,
-    NeoBERTModel,
-)
 
 LORA_TARGETS = ["qkv", "wo", "w12", "w3"]
 
@@ -32,7 +24,8 @@ LORA_TARGETS = ["qkv", "wo", "w12", "w3"]
     ids=["trainable tokens", "LoRA", "trained in full"],
 )
 def test_an_adapter_of_the_embedding_trains_and_merges_to_the_same_numbers(checkpoint, adapter):
-    peft = pytest.importorskip("peft")
+    import peft
+
     model = peft.get_peft_model(AutoModelForMaskedLM.from_pretrained(checkpoint), peft.LoraConfig(**adapter)).train()
     ids = torch.randint(5, 96, (2, 7))
     before = model(input_ids=ids, labels=ids)
@@ -51,18 +44,18 @@ def test_an_adapter_of_the_embedding_trains_and_merges_to_the_same_numbers(check
 
 
 HEADS = {
-    "SEQ_CLS": NeoBERTForSequenceClassification,
-    "MULTIPLE_CHOICE": NeoBERTForMultipleChoice,
-    "TOKEN_CLS": NeoBERTForTokenClassification,
-    "QUESTION_ANS": NeoBERTForQuestionAnswering,
-    "MASKED_LM": NeoBERTForMaskedLM,
-    "FEATURE_EXTRACTION": NeoBERTModel,
+    "SEQ_CLS": neobert_hf.NeoBERTForSequenceClassification,
+    "MULTIPLE_CHOICE": neobert_hf.NeoBERTForMultipleChoice,
+    "TOKEN_CLS": neobert_hf.NeoBERTForTokenClassification,
+    "QUESTION_ANS": neobert_hf.NeoBERTForQuestionAnswering,
+    "MASKED_LM": neobert_hf.NeoBERTForMaskedLM,
+    "FEATURE_EXTRACTION": neobert_hf.NeoBERTModel,
 }
 
 
 @pytest.fixture
 def bare_encoder(checkpoint, tmp_path):
-    NeoBERTModel.from_pretrained(checkpoint).save_pretrained(tmp_path / "encoder")
+    neobert_hf.NeoBERTModel.from_pretrained(checkpoint).save_pretrained(tmp_path / "encoder")
     return tmp_path / "encoder"
 
 
@@ -82,11 +75,10 @@ def inputs_of(task):
 
 @pytest.mark.parametrize("task", HEADS)
 @pytest.mark.compat
-def test_an_adapter_of_each_head_gives_the_same_numbers_on_a_base_with_another_seed(
-    bare_encoder, tmp_path, task, caplog
-):
+def test_an_adapter_of_each_head_gives_the_same_numbers_on_a_base_of_another_seed(bare_encoder, tmp_path, task, caplog):
     """The head is new in both; what PEFT does not save differs."""
-    peft = pytest.importorskip("peft")
+    import peft
+
     options = {"modules_to_save": ["decoder"]} if task == "MASKED_LM" else {}
     config = neobert_hf.lora_config(task, r=4, lora_alpha=8, **options)
     assert config.r == 4 and config.lora_alpha == 8
@@ -118,7 +110,8 @@ def test_an_adapter_of_each_head_gives_the_same_numbers_on_a_base_with_another_s
     ],
 )
 def test_training_warns_of_a_new_layer_that_stays_random(bare_encoder, caplog, task, options, layer):
-    peft = pytest.importorskip("peft")
+    import peft
+
     model = peft.get_peft_model(loaded_with_seed(bare_encoder, task, 1), peft.LoraConfig(**options))
     ids, labels = inputs_of(task)
     with warnings_of(caplog) as found:
@@ -129,7 +122,7 @@ def test_training_warns_of_a_new_layer_that_stays_random(bare_encoder, caplog, t
 
 
 def test_a_model_with_parameters_of_its_own_trains(bare_encoder):
-    class Scaled(NeoBERTForSequenceClassification):
+    class Scaled(neobert_hf.NeoBERTForSequenceClassification):
         def __init__(self, config):
             super().__init__(config)
             self.scale, self.parts = torch.nn.Parameter(torch.ones(())), torch.nn.Sequential(torch.nn.Linear(2, 2))
@@ -150,12 +143,12 @@ def warnings_of(caplog):
 
 
 PIPELINES = {
-    "feature-extraction": (NeoBERTModel, "the quick fox"),
-    "fill-mask": (NeoBERTForMaskedLM, "the quick [MASK] fox"),
-    "text-classification": (NeoBERTForSequenceClassification, "the quick fox"),
-    "token-classification": (NeoBERTForTokenClassification, "the quick fox"),
-    "zero-shot-classification": (NeoBERTForSequenceClassification, "the quick fox"),
-    "question-answering": (NeoBERTForQuestionAnswering, {"question": "the fox", "context": "the quick fox sleeps"}),
+    "feature-extraction": (neobert_hf.NeoBERTModel, "the quick fox"),
+    "fill-mask": (neobert_hf.NeoBERTForMaskedLM, "the quick [MASK] fox"),
+    "text-classification": (neobert_hf.NeoBERTForSequenceClassification, "the quick fox"),
+    "token-classification": (neobert_hf.NeoBERTForTokenClassification, "the quick fox"),
+    "zero-shot-classification": (neobert_hf.NeoBERTForSequenceClassification, "the quick fox"),
+    "question-answering": (neobert_hf.NeoBERTForQuestionAnswering, {"question": "fox", "context": "the fox sleeps"}),
 }
 
 

@@ -387,10 +387,8 @@ def test_scores_beyond_the_range_of_the_exponential_are_shifted(shift):
     q[:length, 1, 0], k[:length, 1, 0] = 4 * shift / abs(shift), abs(shift)  # adds `shift` to every score
     shifted_scores = [x.bfloat16() for x in (q, k, v)]
     lengths = (length, length)
-    before, after = (
-        kernels_neobert.tiled_attention(*plain_scores, lengths),
-        kernels_neobert.tiled_attention(*shifted_scores, lengths),
-    )
+    before = kernels_neobert.tiled_attention(*plain_scores, lengths)
+    after = kernels_neobert.tiled_attention(*shifted_scores, lengths)
     assert torch.equal(before[:, 0], after[:, 0])
     assert torch.equal(before[length:], after[length:])
     wanted, actual = attend_in_float64(*shifted_scores, lengths)[:length, 1], after[:length, 1]

@@ -29,9 +29,8 @@ lengths_of_documents = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 def masks(draw):
     """(B, L) masks of any shape, with padding at any place and at least one real token in each row."""
     rows, columns = draw(st.integers(1, 4)), draw(st.integers(1, 10))
-    mask = np.array(
-        draw(st.lists(st.lists(st.booleans(), min_size=columns, max_size=columns), min_size=rows, max_size=rows))
-    )
+    values = st.lists(st.booleans(), min_size=rows * columns, max_size=rows * columns)
+    mask = np.array(draw(values)).reshape(rows, columns)
     for row in mask:
         row[draw(st.integers(0, columns - 1))] = True
     return torch.from_numpy(mask)
@@ -183,9 +182,8 @@ def test_an_exported_graph_marks_documents_by_positions_beside_a_mask(double_mod
     sizes = {0: rows, 1: columns}
     names = ("input_ids", "attention_mask", "position_ids")
     example = random_ids(2, 5), torch.ones(2, 5, dtype=torch.long), torch.arange(5).expand(2, 5) % 3
-    exported = torch.export.export(
-        double_model, (), dict(zip(names, example)), dynamic_shapes=dict.fromkeys(names, sizes), strict=False
-    ).module()
+    options = {"dynamic_shapes": dict.fromkeys(names, sizes), "strict": False}
+    exported = torch.export.export(double_model, (), dict(zip(names, example)), **options).module()
     mask = torch.ones(3, num_columns, dtype=torch.long)
     mask[1, num_columns // 2 + 1 :] = 0
     inputs = dict(zip(names, (random_ids(3, num_columns), mask, torch.arange(num_columns).expand(3, -1) % 3)))
@@ -304,8 +302,6 @@ def test_a_causal_4d_mask_is_applied(model):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation returns."""
-
     largest = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):

@@ -15,15 +15,9 @@ ROPE = {
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 2.0},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
-    "yarn with its own betas": {
-        "rope_type": "yarn",
-        "factor": 8.0,
-        "original_max_position_embeddings": 128,
-        "beta_fast": 20,
-        "beta_slow": 2,
-        "attention_factor": 1.2,
-    },
+    "yarn with its own betas": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128},
 }
+ROPE["yarn with its own betas"] |= {"beta_fast": 20, "beta_slow": 2, "attention_factor": 1.2}
 
 
 @pytest.mark.parametrize("name", ROPE)

@@ -13,17 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.skipif(
-        Version(transformers.__version__) < Version("5.17"),
-        reason="transformers has no packed columns in tensor parallelism",
-    ),
-]
+IS_OLD = Version(transformers.__version__) < Version("5.17")
+REASON = "transformers has no packed columns in tensor parallelism"
+pytestmark = [pytest.mark.compat, pytest.mark.skipif(IS_OLD, reason=REASON)]
 
 
 def load(cls, folder, **options):
-    """Load a model with a part of the heads in each of two processes."""
     from transformers.distributed import DistributedConfig
 
     return cls.from_pretrained(folder, distributed_config=DistributedConfig(tp_size=2), **options)
@@ -54,7 +49,6 @@ def results(model):
 
 
 def main(folder, out):
-    """One of two processes: write what this process finds, in files with the number of the process."""
     found, words = {}, {}
     for cls in (NeoBERTModel, NeoBERTForMaskedLM):
         model = load(cls, folder)

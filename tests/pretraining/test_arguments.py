@@ -12,7 +12,7 @@ from neobert_hf.runs import FineTuningArguments
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("--recipe m3", "recipe='m3' is not one of paper, code, and no YAML file such as examples/paper/recipes"),
+        ("--recipe m3", "recipe='m3' is not one of paper, code, and no YAML file; recipe.yaml of a run is one"),
         ("--recipe none.yaml", "recipe='none.yaml' cannot be read"),
         ("--schedule cosine", "schedule='cosine' is not one of paper, code"),
         ("--batch_format paked", "batch_format='paked' is not one of packed, padded"),

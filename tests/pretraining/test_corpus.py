@@ -16,7 +16,6 @@ TEXTS = ["one fox", "two dogs\nand a cat", "three", "", "five"]
 
 @pytest.fixture
 def files(tmp_path):
-    """Two files of different kinds."""
     pq.write_table(pa.table({"text": TEXTS}), tmp_path / "a.parquet")
     (tmp_path / "b.txt").write_text("six\n\nseven")
     return [str(tmp_path / "a.parquet"), str(tmp_path / "b.txt")]

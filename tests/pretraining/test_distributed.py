@@ -43,7 +43,6 @@ ZERO = {
 
 @pytest.fixture(scope="module")
 def alone(corpus, tmp_path_factory):
-    """The folder and the loss curve of a run on one process."""
     folder = tmp_path_factory.mktemp("alone")
     return folder, run(corpus, folder, **OPTIONS)
 
@@ -85,9 +84,8 @@ def check_two_processes(kind, alone, corpus, folder, options=OPTIONS, bounds=(1e
     assert abs(summaries[0]["eval_loss"] - summaries[1]["eval_loss"]) < bounds[0]  # no row is counted twice
     models = [AutoModelForMaskedLM.from_pretrained(path) for path in folders]
     for (name, a), b in zip(models[0].named_parameters(), models[1].parameters()):
-        torch.testing.assert_close(
-            b, a, rtol=0, atol=bounds[1], msg=lambda m, n=name: f"{n}: {m}"
-        )  # 20 steps of lr 3e-3
+        # 20 steps of lr 3e-3
+        torch.testing.assert_close(b, a, rtol=0, atol=bounds[1], msg=lambda m, n=name: f"{n}: {m}")
     names, others = ({file.name for file in path.glob("*.py")} for path in folders)
     assert names == others
     auto_map, other = (json.loads((path / "config.json").read_text())["auto_map"] for path in folders)

@@ -47,9 +47,7 @@ def test_few_files_are_open_at_a_time_and_none_after_the_documents(tmp_path, mon
     seed=st.integers(0, 99),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_a_split_is_disjoint_and_complete_and_selections_are_right(
-    tmp_path_factory, lengths, num_held_out, least, seed
-):
+def test_a_split_is_disjoint_and_whole_and_selections_are_right(tmp_path_factory, lengths, num_held_out, least, seed):
     documents = write_documents(tmp_path_factory.mktemp("split"), lengths, documents_per_task=7)
     num_held_out = min(num_held_out, len(lengths) - 1)
     training, held_out = documents.split(num_held_out, seed)
@@ -79,9 +77,7 @@ def test_a_file_of_another_size_is_found_at_every_start(tmp_path, name):
     file = task_files(tmp_path, 3)[name]
     for damage in (lambda: file.write_bytes(file.read_bytes()[:-8]), file.unlink):
         damage()
-        with pytest.raises(
-            ValueError, match=r"00003_unshuffled\.ds.* is missing or has another size than manifest\.json says"
-        ):
+        with pytest.raises(ValueError, match=r"00003_unshuffled\.ds.* is missing or has another size than manifest"):
             Documents(tmp_path)
 
 

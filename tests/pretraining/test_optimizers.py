@@ -94,9 +94,6 @@ def test_norms_and_embeddings_have_no_decay_where_the_recipe_says_so(parameters)
     assert {id(p) for p in group["params"]} == {id(parameters[name]) for name in norms}
 
 
-# Functions of the user's own, in a run
-
-
 def own(parameters, lr=1e-2):
     return torch.optim.SGD(parameters.values(), lr=lr, momentum=0.9)
 

@@ -21,7 +21,6 @@ STREAMS = st.lists(st.integers(1, 40), max_size=60)
 
 
 def documents_of(lengths):
-    """Documents of the given lengths; every token of them is another number."""
     tokens = iter(range(sum(lengths)))
     return [{"input_ids": [next(tokens) for _ in range(length)]} for length in lengths]
 
@@ -114,17 +113,15 @@ def test_a_resumed_trainer_continues_after_the_last_row_that_was_trained(tiny_co
         rows = PackedStream(documents, 12, max_open_rows=2)
         model = NeoBERTForMaskedLM(tiny_config)
         model.register_forward_pre_hook(
-            lambda module, args, inputs: trained.append(inputs["input_ids"][0].tolist()), with_kwargs=True
+            lambda *call: trained.append(call[2]["input_ids"][0].tolist()), with_kwargs=True
         )
         options = dict(save_strategy="steps", save_steps=2, per_device_train_batch_size=1, max_steps=max_steps)
-        trainer = Trainer(
-            model,
-            TrainingArguments(tmp_path, use_cpu=True, report_to=[], disable_tqdm=True, **options),
-            train_dataset=rows,
-            data_collator=lambda rows: {name: torch.tensor([rows[0]["input_ids"]]) for name in ("input_ids", "labels")},
-        )
-        trainer.train(resume_from_checkpoint=checkpoint)
+        training = TrainingArguments(tmp_path, use_cpu=True, report_to=[], disable_tqdm=True, **options)
+        Trainer(model, training, collate, rows).train(resume_from_checkpoint=checkpoint)
         return rows
+
+    def collate(rows):
+        return {name: torch.tensor([rows[0]["input_ids"]]) for name in ("input_ids", "labels")}
 
     rows = train(2)
     assert rows.num_yielded > len(trained) == 2

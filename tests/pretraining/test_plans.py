@@ -22,6 +22,7 @@ from neobert_hf.pretraining.permutation import Permutation
 from neobert_hf.pretraining.plans import PackingSettings, make_packing_plan, write_packing_plan
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=2, max_size=120)
+OPTIONS = {"max_tokens": (30, 90), "max_length": (5, 40), "max_open_rows": (1, 6), "seed": (0, 99)}
 plan_quietly = partial(write_packing_plan, show_progress=False)
 
 
@@ -70,25 +71,21 @@ def rows_of(plan):
 
 @given(
     lengths=LENGTHS,
-    max_tokens=st.integers(30, 90),
-    max_length=st.integers(5, 40),
-    max_open_rows=st.integers(1, 6),
-    seed=st.integers(0, 99),
+    options=st.fixed_dictionaries({name: st.integers(*bounds) for name, bounds in OPTIONS.items()}),
     least=st.integers(0, 12),
     num_held_out=st.integers(0, 20),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_plans_on_disk_in_memory_and_by_hand_have_the_same_rows(
-    tmp_path_factory, lengths, max_tokens, max_length, max_open_rows, seed, least, num_held_out
+    tmp_path_factory, lengths, options, least, num_held_out
 ):
     documents = write_documents(tmp_path_factory.mktemp("plans"), lengths)
     selection, held_out = documents.longer_than(0), []
     if 0 < num_held_out < len(lengths):
-        selection, held_out = documents.split(num_held_out, seed)
+        selection, held_out = documents.split(num_held_out, options["seed"])
         held_out = held_out.indices.tolist()
     selection = selection.longer_than(least)
     chosen = {number for number, length in enumerate(lengths) if length > least} - set(held_out)
-    options = dict(max_tokens=max_tokens, max_length=max_length, max_open_rows=max_open_rows, seed=seed)
     if not chosen:
         with pytest.raises(ValueError, match=f"none of the {len(lengths)} documents is left to pack"):
             plan_quietly(selection, **options)
@@ -97,8 +94,8 @@ def test_plans_on_disk_in_memory_and_by_hand_have_the_same_rows(
     in_memory = plan_of(selection.lengths, **options)
     assert rows_of(on_disk) == rows_of(in_memory) == rows_by_hand(lengths, chosen, **options)
     assert sorted(on_disk.items.tolist()) == sorted(chosen)
-    tokens = [sum(min(lengths[i], max_length) for i in row) for row in rows_of(on_disk)]
-    assert max(tokens) <= max_tokens and sum(tokens) == on_disk.num_tokens == in_memory.num_tokens
+    tokens = [sum(min(lengths[i], options["max_length"]) for i in row) for row in rows_of(on_disk)]
+    assert max(tokens) <= options["max_tokens"] and sum(tokens) == on_disk.num_tokens == in_memory.num_tokens
     assert plan_quietly(selection, **options).folder == on_disk.folder
 
 
@@ -122,17 +119,11 @@ def test_rows_of_a_plan_are_those_of_packing_in_memory_in_every_pass_and_process
 def test_each_of_the_settings_has_a_plan_of_its_own(tmp_path):
     documents = write_documents(tmp_path / "documents", [5, 9, 3, 12, 7] * 8)
     training, _ = documents.split(4)
-    others = [
-        plan_quietly(documents, 32),
-        plan_quietly(documents, 32, max_length=6, long_documents="chunk"),
-        plan_quietly(documents, 33),
-        plan_quietly(documents, 32, max_length=6),
-        plan_quietly(documents, 32, max_open_rows=2),
-        plan_quietly(documents, 32, seed=1),
-        plan_quietly(training, 32),
-        plan_quietly(documents.split(4, seed=1)[0], 32),
-        plan_quietly(documents.longer_than(4), 32),
-    ]
+    chunks = {"max_length": 6, "long_documents": "chunk"}
+    settings = ({}, chunks, {"max_length": 6}, {"max_open_rows": 2}, {"seed": 1})
+    others = [plan_quietly(documents, 32, **each) for each in settings]
+    parts = (training, documents.split(4, seed=1)[0], documents.longer_than(4))
+    others += [plan_quietly(documents, 33), *(plan_quietly(part, 32) for part in parts)]
     assert others[0].settings == PackingSettings(32)
     assert len({plan.folder for plan in others}) == len(others)
     assert all(plan.folder.parent == tmp_path / "documents/plans" for plan in others)

@@ -21,14 +21,9 @@ from neobert_hf.files.json_files import read_json_object
 from neobert_hf.files.output import write_json
 from neobert_hf.pretraining import run_rows
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
-from neobert_hf.pretraining.summary import plot_curves
 from neobert_hf.pretraining.training import check_start
 
 REPEAT = ("--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "1")  # which change no weights
-
-
-def slow(values):
-    return pytest.param(values, marks=pytest.mark.slow)
 
 
 def arguments(folder, **changes):
@@ -63,18 +58,8 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     "changes",
     [
         {"seed": 7, "mask_rate": [0.4, 0.1], "mask_rate_shares": [0.3, 0.7], "optimizer": "muon", "schedule": "wsd"},
-        slow(
-            {
-                "streaming": True,
-                "text_column": "body",
-                "bf16": True,
-                "random_replace_prob": 0.1,
-                "mask_replace_prob": 0.8,
-            }
-        ),
-        slow(
-            {"validation_files": None, "num_held_out": 20, "long_documents": "chunk", "max_length": 16, "optim": "sgd"}
-        ),
+        dict(streaming=True, text_column="body", bf16=True, random_replace_prob=0.1, mask_replace_prob=0.8),
+        dict(validation_files=None, num_held_out=20, long_documents="chunk", max_length=16, optim="sgd"),
     ],
 )
 def test_the_recorded_recipe_alone_repeats_ten_steps_bit_for_bit(corpus, tmp_path, changes):
@@ -96,12 +81,6 @@ def test_the_recorded_recipe_alone_repeats_ten_steps_bit_for_bit(corpus, tmp_pat
     assert (first / "recipe.yaml").read_bytes() == (again / "recipe.yaml").read_bytes()
 
 
-def test_the_curves_of_a_log_are_drawn(tmp_path):
-    log = [{"step": step, "loss": 1 / step, "masked_accuracy": 0.1, "num_tokens": 100 * step} for step in (1, 2, 3)]
-    plot_curves([*log, {"step": 3, "eval_loss": 0.5}], tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
-
-
 @pytest.mark.slow
 def test_m3_trains_with_a_bpe_tokenizer_that_has_no_mask_token_on_text_that_was_tokenized_before(corpus, tmp_path):
     """LLaMA's tokenizer has no mask, padding or separator token, and adds one token at the start."""
@@ -114,9 +93,8 @@ def test_m3_trains_with_a_bpe_tokenizer_that_has_no_mask_token_on_text_that_was_
     tokenizer.save_pretrained(tmp_path / "bpe")
     names = ("--output_dir", tmp_path / "documents", "--tokenizer_name", tmp_path / "bpe")
     run_main(neobert_cli, "tokenize", *names, "--files", corpus / "train.jsonl")
-    names = dict(
-        recipe=RECIPES_OF_PAPER / "m3.yaml", tokenizer_name=tmp_path / "bpe", documents_dir=tmp_path / "documents"
-    )
+    names = dict(tokenizer_name=tmp_path / "bpe", documents_dir=tmp_path / "documents")
+    names["recipe"] = RECIPES_OF_PAPER / "m3.yaml"
     losses = run(corpus, tmp_path / "run", **names)
     assert losses[12] < losses[1] - 0.5
     saved = AutoTokenizer.from_pretrained(tmp_path / "run")
@@ -156,15 +134,10 @@ def test_a_stored_plan_and_a_new_plan_give_the_same_losses_and_a_refused_run_mak
     assert len(list((tmp_path / "documents/plans").iterdir())) == 1
 
 
-# A stream
-
-
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_stream_yields_all_rows_in_another_process(corpus, tokenizer, tmp_path, num_workers):
     """A DataLoader that spawns its workers pickles the stream."""
-    data = CorpusArguments(
-        train_files=[str(corpus / f"{each}.jsonl") for each in ("train", "held_out")], streaming=True
-    )
+    data = CorpusArguments(train_files=[str(corpus / f"{x}.jsonl") for x in ("train", "held_out")], streaming=True)
     training = arguments(tmp_path, dataloader_num_workers=num_workers)
     stream, _ = run_rows.open_stream(data, training, tokenizer)
     again = pickle.loads(pickle.dumps(stream))
@@ -184,10 +157,8 @@ def test_more_workers_than_files_of_a_stream_are_refused(corpus, tokenizer, tmp_
 def test_a_row_is_masked_at_the_rate_of_its_step(corpus, tokenizer, tmp_path, streaming):
     """Three steps of 40 rows with 2,400 tokens or more each; 0.04 is more than three standard deviations of a share of 0.2."""
     files = [str(corpus / "train.jsonl")]
-    data = CorpusArguments(
-        train_files=files, documents_dir=str(tmp_path / "documents"), streaming=streaming, num_processes=1
-    )
-    data.num_held_out = 20
+    options = dict(streaming=streaming, num_processes=1, num_held_out=20)
+    data = CorpusArguments(train_files=files, documents_dir=str(tmp_path / "documents"), **options)
     training = arguments(tmp_path, max_steps=3, tokens_per_step=64 * 40, warmup_steps=0, mask_rate=[0.5, 0.2, 0.05])
     drawn = list(run_rows.open_text(data, training, tokenizer).pack()[0])
     collator, ends = PackedMLMCollator(tokenizer), torch.tensor([tokenizer.cls_token_id, tokenizer.sep_token_id])
@@ -196,9 +167,6 @@ def test_a_row_is_masked_at_the_rate_of_its_step(corpus, tokenizer, tmp_path, st
         masked = torch.cat([(row["labels"] != -100).flatten() for row in batch])
         special = torch.cat([torch.isin(row["input_ids"], ends).flatten() for row in batch])
         assert abs(masked[~special].float().mean() - rate) < 0.04
-
-
-# Documents
 
 
 def test_one_process_of_a_machine_compares_tokenized_text_with_its_files(corpus, tokenizer, tmp_path, monkeypatch):
@@ -223,20 +191,13 @@ def test_phase_2_without_validation_files_holds_out_the_documents_of_phase_1_or_
     options = dict(validation_files=None, num_held_out=20, documents_dir=tmp_path / "rows", max_steps=2, warmup_steps=0)
     run(corpus, tmp_path / "one", **options)
     options |= dict(phase=2, init_from=tmp_path / "one", warmup_steps=None, config_overrides=None, longer_than=[8, 16])
-    with pytest.raises(
-        ValueError, match=r"cannot start from .*may have used the documents that are held out here; give"
-    ):
+    with pytest.raises(ValueError, match=r"cannot start from .*may have used the documents that are held out here;"):
         run(corpus, tmp_path / "two", **options, seed=5)
     assert len(run(corpus, tmp_path / "two", **options)) == 2
 
 
-SECOND = {
-    "seed": 1,
-    "data": {"num_documents": 9},
-    "held_out": {"files": [], "num_held_out": 4},
-    "recipe": {"architecture": "neobert"},
-    "tokenizer_sha256": "a",
-}
+SECOND = {"seed": 1, "data": {"num_documents": 9}, "held_out": {"files": [], "num_held_out": 4}}
+SECOND |= {"recipe": {"architecture": "neobert"}, "tokenizer_sha256": "a"}
 HELD_OUT = "its training may have used the documents that are held out here"
 STARTS = {
     "the same run": ({}, {}, None),

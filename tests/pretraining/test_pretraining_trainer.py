@@ -43,15 +43,11 @@ def trainer_of(tmp_path, tokenizer, documents, tiny_config):
         tiny_config.sparse_prediction = True
         num_rows = args.max_steps * args.rows_per_step
         masking = dict(mlm_probability=recipe.mask_rate[0], batch_format=recipe.batch_format)
-        return PretrainingTrainer(
-            model(recipe) if model else NeoBERTForMaskedLM(tiny_config),
-            args,
-            recipe=recipe,
-            train_dataset=packed_rows(documents, **sizes, num_rows=num_rows),
-            eval_dataset=packed_rows(documents[:40], **sizes, seed=9),
-            data_collator=PackedMLMCollator(tokenizer, **masking),
-            processing_class=tokenizer,
-        )
+        data = {"train_dataset": packed_rows(documents, **sizes, num_rows=num_rows), "processing_class": tokenizer}
+        data |= {"eval_dataset": packed_rows(documents[:40], **sizes, seed=9)}
+        data |= {"data_collator": PackedMLMCollator(tokenizer, **masking)}
+        made = model(recipe) if model else NeoBERTForMaskedLM(tiny_config)
+        return PretrainingTrainer(made, args, recipe=recipe, **data)
 
     return make
 
@@ -158,7 +154,6 @@ def test_the_learning_rate_follows_the_schedule_of_the_recipe(trainer_of):
 
 
 def poison_loss(trainer):
-    """In the third row of the sixth step."""
     forward, calls = trainer.model.forward, count(1)
 
     def poisoned(**inputs):
@@ -171,9 +166,8 @@ def poison_loss(trainer):
 
 
 def poison_gradient(trainer):
-    trainer.model.decoder.weight.register_hook(
-        lambda gradient: gradient * (float("nan") if trainer.state.global_step == 5 else 1.0)
-    )
+    factor = lambda: float("nan") if trainer.state.global_step == 5 else 1.0  # noqa: E731
+    trainer.model.decoder.weight.register_hook(lambda gradient: gradient * factor())
 
 
 @pytest.mark.slow
@@ -189,13 +183,11 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_the_run_and_is_not_saved(tr
 
 def test_a_step_that_the_gradient_scaler_of_fp16_skips_does_not_end_the_run(trainer_of, monkeypatch):
     trainer = trainer_of(logging_steps=1, max_steps=4)
-    trainer.model.decoder.weight.register_hook(
-        lambda gradient: gradient * (float("inf") if trainer.state.global_step == 2 else 1.0)
-    )
+    factor = lambda: float("inf") if trainer.state.global_step == 2 else 1.0  # noqa: E731
+    trainer.model.decoder.weight.register_hook(lambda gradient: gradient * factor())
     # the scaler, which runs on a GPU only, skips such a step
-    monkeypatch.setattr(
-        type(trainer.accelerator), "optimizer_step_was_skipped", property(lambda _: trainer.state.global_step == 3)
-    )
+    was_skipped = property(lambda _: trainer.state.global_step == 3)
+    monkeypatch.setattr(type(trainer.accelerator), "optimizer_step_was_skipped", was_skipped)
     # step 3 passes; without a scaler its update was not skipped, so that the loss of step 4 is not finite
     with pytest.raises(FloatingPointError, match="the loss was not finite in the optimizer steps 4 to 4"):
         trainer.train()
@@ -218,9 +210,8 @@ def test_a_step_draws_all_its_rows_from_one_part_with_the_papers_shares():
 
 
 def test_m0_is_roberta_prelayernorm_and_learns_under_the_same_trainer(trainer_of, tokenizer):
-    trainer = trainer_of(
-        lambda recipe: build_model(recipe, tokenizer, SMALL), recipe=f"{RECIPES_OF_PAPER}/m0.yaml", max_steps=4
-    )
+    options = {"recipe": f"{RECIPES_OF_PAPER}/m0.yaml", "max_steps": 4}
+    trainer = trainer_of(lambda recipe: build_model(recipe, tokenizer, SMALL), **options)
     assert trainer.model.config.model_type == "roberta-prelayernorm"
     trainer.train()
     losses = curve(trainer)

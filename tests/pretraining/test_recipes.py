@@ -22,9 +22,7 @@ CORNERS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "step", "share"), [(n, *corner) for n, corners in CORNERS.items() for corner in corners]
-)
+@pytest.mark.parametrize("name, step, share", [(n, *corner) for n, corners in CORNERS.items() for corner in corners])
 def test_the_schedule_meets_its_corners(name, step, share):
     recipe = RECIPES["code" if name == "code" else "paper"].replace(schedule=name)
     assert math.isclose(recipe.learning_rate_factor(step), share, rel_tol=1e-12, abs_tol=1e-12)

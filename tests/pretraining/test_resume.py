@@ -81,7 +81,6 @@ def run_of_eight_steps(corpus, tmp_path_factory):
 
 @pytest.fixture
 def finished(run_of_eight_steps, tmp_path):
-    """A copy of the folder, and the figures."""
     return shutil.copytree(run_of_eight_steps[0], tmp_path / "run"), run_of_eight_steps[1]
 
 
@@ -138,9 +137,6 @@ def test_older_checkpoints_are_removed_only_when_the_new_one_is_complete(corpus,
     names = [f"checkpoint-{step}" for step in (2, 4, 6, 8)]
     assert found == [names[:1], names[:2], names[1:3], names[2:]]
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-8"]
-
-
-# A full disk
 
 
 @pytest.mark.slow

@@ -17,15 +17,11 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from neobert_cli import commands as neobert_cli
-
-pytest.importorskip("datatrove", reason="tokenizing needs datatrove (pip install -e .[train])")
-
 from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.pretraining import tokenizing
 from neobert_hf.pretraining.corpus import Corpus
 from neobert_hf.pretraining.documents import Documents, task_files
 from neobert_hf.pretraining.tokenizing import tokenize
-from neobert_hf.runs.resume import lock_run
 
 WORDS = SENTENCE.split()
 
@@ -42,7 +38,6 @@ def jsonl(file, rows):
 
 @pytest.fixture
 def corpus(tmp_path):
-    """Two files, one of them compressed."""
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts(25, seed=1))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     return Corpus([jsonl(tmp_path / "a.jsonl", texts(32)), str(tmp_path / "b.jsonl.gz")])
@@ -123,8 +118,6 @@ def test_a_damaged_line_is_refused_with_file_and_line_and_not_left_out(tokenizer
 
 
 def interrupt(corpus, tokenizer, folder, number=3):
-    """Stop in the task of this number, after its ids and before its record."""
-
     class Interrupted(Exception):
         pass
 
@@ -141,7 +134,7 @@ def interrupt(corpus, tokenizer, folder, number=3):
 
 
 @pytest.mark.parametrize("record", [None, "{}", "[]", "{"])
-def test_an_interrupted_run_continues_after_its_whole_tasks_and_a_finished_one_reads_no_text(
+def test_a_run_continues_after_its_whole_tasks_and_a_finished_one_reads_no_text(
     tokenizer, corpus, tmp_path, monkeypatch, record
 ):
     tokenize(corpus, tokenizer, tmp_path / "whole", workers=1)
@@ -197,13 +190,6 @@ def test_a_folder_of_other_files_is_left_alone(tokenizer, corpus, tmp_path):
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["letter.txt"]
 
 
-@pytest.mark.slow
-def test_a_second_tokenization_in_the_same_folder_is_refused(tokenizer, corpus, tmp_path):
-    """It could have another tokenizer, and its settings would describe the ids of the first."""
-    with lock_run(tmp_path / "out"), pytest.raises(ValueError, match="another process writes to"):
-        tokenize(corpus, tokenizer, tmp_path / "out")
-
-
 def test_special_tokens_are_counted_without_the_letter_a_and_without_an_unknown_token(tmp_path):
     plain = Tokenizer(models.BPE({"C": 0, "G": 1, "[CLS]": 2, "[SEP]": 3}, []))
     plain.post_processor = TemplateProcessing("[CLS] $A [SEP] [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
@@ -244,15 +230,6 @@ def test_a_run_that_is_killed_continues_to_the_same_bytes_also_beside_its_orphan
     assert content(out) == content(tmp_path / "whole")
 
 
-def test_ray_gets_the_tasks(tokenizer, corpus, tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(tokenizing.RayPipelineExecutor, "run", lambda executor: made.append(executor))
-    with pytest.raises(OSError, match="8 of 8 tasks are not complete; run the same again to continue"):
-        tokenize(corpus, tokenizer, tmp_path / "out", "ray", workers=3)
-    (executor,) = made
-    assert (executor.tasks, executor.workers) == (8, 3)
-
-
 @pytest.mark.runtime
 def test_a_local_ray_cluster_continues_an_interrupted_run_to_the_same_bytes(tokenizer, corpus, tmp_path):
     ray = pytest.importorskip("ray", reason="ray is not installed (make test-runtimes)")
@@ -267,12 +244,6 @@ def test_a_local_ray_cluster_continues_an_interrupted_run_to_the_same_bytes(toke
     tokenize(corpus, tokenizer, tmp_path / "whole", workers=1)
     assert content(tmp_path / "out") == content(tmp_path / "whole")
     assert first.stat().st_mtime_ns == written
-
-
-def test_an_unknown_executor_is_refused_and_leaves_no_folder(tokenizer, corpus, tmp_path):
-    with pytest.raises(KeyError, match="spark"):
-        tokenize(corpus, tokenizer, tmp_path / "out", "spark")
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_reads_every_named_file_and_prints_what_it_wrote(corpus, tokenizer, tmp_path):

@@ -4,29 +4,15 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments, set_seed
 
-from neobert_hf import (
-    NeoBERTForMaskedLM,
-    NeoBERTForSequenceClassification,
-    NeoBERTForTokenClassification,
-    PackedMLMCollator,
-)
+import neobert_hf
 from neobert_hf.pretraining.trainer import predicted_tokens
 
 
 def arguments(folder, **changes):
-    defaults = dict(
-        output_dir=str(folder),
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        learning_rate=0.05,
-        lr_scheduler_type="constant",
-        optim="sgd",  # a step is the gradient times a constant
-        max_grad_norm=1e9,
-        logging_steps=1,
-        max_steps=1,
-    )
+    """A step is the gradient times a constant."""
+    defaults = dict(output_dir=str(folder), use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True)
+    defaults |= dict(learning_rate=0.05, lr_scheduler_type="constant", optim="sgd", max_grad_norm=1e9)
+    defaults |= dict(logging_steps=1, max_steps=1)
     return TrainingArguments(**{**defaults, **changes})
 
 
@@ -53,7 +39,6 @@ def masked_rows():
 
 
 def train_once(model_class, config, rows, folder, batch, accumulation):
-    """Run one optimizer step over all rows; return the logged loss and the updated parameters."""
     set_seed(0)
     model = model_class(config)
     training = arguments(folder, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation)
@@ -74,12 +59,12 @@ def collate(rows):
 def test_batch_and_accumulation_give_the_same_step(tiny_config, masked_rows, tmp_path, head):
     tiny_config.classifier_dropout = 0.0
     if head == "masked":
-        model_class, rows = NeoBERTForMaskedLM, masked_rows
+        model_class, rows = neobert_hf.NeoBERTForMaskedLM, masked_rows
     elif head == "tokens":
-        model_class = NeoBERTForTokenClassification
+        model_class = neobert_hf.NeoBERTForTokenClassification
         rows = [{**row, "labels": [x if x == -100 else x % 2 for x in row["labels"]]} for row in masked_rows]
     else:
-        model_class = NeoBERTForSequenceClassification
+        model_class = neobert_hf.NeoBERTForSequenceClassification
         tiny_config.num_labels = 2 if head == "classes" else 1
         rows = [{**row, "labels": i % 2 if head == "classes" else i / 3} for i, row in enumerate(masked_rows)]
     runs = [train_once(model_class, tiny_config, rows, tmp_path, *shape) for shape in ((8, 1), (4, 2), (2, 4), (1, 8))]
@@ -95,21 +80,15 @@ def test_batch_and_accumulation_give_the_same_step(tiny_config, masked_rows, tmp
 def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_config, tokenizer, tmp_path):
     """Tensors that several processes gather for `compute_metrics` must have one shape; Trainer pads the labels to one shape."""
     tiny_config.sparse_prediction = True
-    model = NeoBERTForMaskedLM(tiny_config)
+    model = neobert_hf.NeoBERTForMaskedLM(tiny_config)
     texts = ["the quick brown fox jumps", "a dog sleeps by the sea"] * 4
     rows = [{"input_ids": ids} for ids in tokenizer(texts)["input_ids"]]
-    collator, seen = PackedMLMCollator(tokenizer, batch_format="padded", seed=0, mlm_probability=0.5), []
-    trainer = Trainer(
-        model,
-        arguments(tmp_path, per_device_eval_batch_size=4),
-        eval_dataset=rows,
-        data_collator=collator,
-        compute_metrics=lambda results: seen.append(results) or {},
-        preprocess_logits_for_metrics=predicted_tokens,
-    )
-    trainer.evaluate()
+    collator, seen = neobert_hf.PackedMLMCollator(tokenizer, batch_format="padded", seed=0, mlm_probability=0.5), []
+    options = {"compute_metrics": lambda results: seen.append(results) or {}, "eval_dataset": rows}
+    options["preprocess_logits_for_metrics"] = predicted_tokens
+    Trainer(model, arguments(tmp_path, per_device_eval_batch_size=4), collator, **options).evaluate()
     ((predictions, labels),) = seen
-    collator = PackedMLMCollator(tokenizer, batch_format="padded", seed=0, mlm_probability=0.5)
+    collator = neobert_hf.PackedMLMCollator(tokenizer, batch_format="padded", seed=0, mlm_probability=0.5)
     assert predictions.shape == labels.shape
     model.config.sparse_prediction = False
     for start in (0, 4):

@@ -24,7 +24,6 @@ SHAPE = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_h
 
 
 def initialize_small(config):
-    """A function as `model`: the stock model with other initial weights."""
     model = NeoBERTForMaskedLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -89,9 +88,7 @@ def subclass(of, **parts):
 )
 def test_a_variant_with_the_model_type_of_the_stock_model_is_not_saved(made_by, tmp_path):
     model = made_by(made_by.config_class(**SHAPE))
-    with pytest.raises(
-        ValueError, match=f"model={made_by.__name__} has the model_type 'neobert', .* give it a config_"
-    ):
+    with pytest.raises(ValueError, match=f"model={made_by.__name__} has the model_type 'neobert', .* give it a c"):
         model.save_pretrained(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
     stock = NeoBERTForMaskedLM(NeoBERTConfig(**SHAPE))
@@ -124,11 +121,7 @@ Unsaved = type("Unsaved", (GegluForMaskedLM,), {"__module__": "__main__"})
         (with_other_layers, {}, "model is a NeoBERTForMaskedLM with modules that .* write a subclass that makes"),
         (Unsaved, {}, "model=Unsaved is defined in the script itself, .* define it in another file and import it"),
         (BertForMaskedLM, {}, "model=BertForMaskedLM is no NeoBERT and may not keep packed documents apart; choose"),
-        (
-            GegluForMaskedLM,
-            {"architecture": "roberta-prelayernorm", "batch_format": "padded"},
-            "are both given; give one",
-        ),
+        (GegluForMaskedLM, {"architecture": "roberta-prelayernorm", "batch_format": "padded"}, "both given; give one"),
     ],
 )
 def test_a_model_that_would_not_load_or_would_mix_documents_is_refused(model, changes, words, tokenizer, tmp_path):

@@ -69,7 +69,6 @@ def test_a_new_row_is_the_mean_of_its_old_pieces_and_all_else_stays(model, token
 
 
 def word_tokenizer(words):
-    """A WordPiece tokenizer whose special tokens have other names and other ids than ours."""
     vocabulary = {token: i for i, token in enumerate([*words, *NAMES.values()])}
     inner = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()

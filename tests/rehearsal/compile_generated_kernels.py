@@ -34,9 +34,7 @@ def shared_memory(name: str, source: str, capability: int) -> int:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    kernels = {
-        kernel for file in folder.glob("*.result") for kernel in torch.load(file)["sources"] if "_tem_" in kernel[0]
-    }
+    kernels = {each for file in folder.glob("*.result") for each in torch.load(file)["sources"] if "_tem_" in each[0]}
     with interpreted_gpu.answers_of_a_gpu():
         needs = [
             (name, capability, shared_memory(name, source, capability))

@@ -26,15 +26,9 @@ class DeviceTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, fake, twin):
-        is_built = fake.device.type == "cuda"
-        tensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            fake.size(),
-            strides=fake.stride(),
-            storage_offset=fake.storage_offset(),
-            dtype=fake.dtype,
-            device=fake.device if is_built else "meta",
-        )
+        device = fake.device if fake.device.type == "cuda" else "meta"
+        options = dict(strides=fake.stride(), storage_offset=fake.storage_offset(), dtype=fake.dtype, device=device)
+        tensor = torch.Tensor._make_wrapper_subclass(cls, fake.size(), **options)
         tensor.fake, tensor.twin = fake, twin
         return tensor
 
@@ -43,7 +37,6 @@ class DeviceTensor(torch.Tensor):
     is_meta = property(lambda self: False)
 
     def tolist(self):
-        """As torch does: a copy to the host."""
         return self.cpu().tolist()
 
     def __repr__(self):
@@ -166,10 +159,9 @@ def move(model: torch.nn.Module, device: str) -> torch.nn.Module:
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    moved = tensor.detach().to(device)
-                    tensors[name] = (
-                        torch.nn.Parameter(moved, tensor.requires_grad) if tensors is module._parameters else moved
-                    )
+                    tensors[name] = tensor.detach().to(device)
+                    if tensors is module._parameters:
+                        tensors[name] = torch.nn.Parameter(tensors[name], tensor.requires_grad)
     return model
 
 
@@ -199,9 +191,8 @@ def backward(loss: torch.Tensor) -> None:
                 continue
             inputs = [given.get(number) for number in range(len(node._input_metadata))]
             found = (node.apply if hasattr(node, "apply") else node)(*inputs)
-            for (following, number), gradient in zip(
-                node.next_functions, found if isinstance(found, tuple) else (found,)
-            ):
+            found = found if isinstance(found, tuple) else (found,)
+            for (following, number), gradient in zip(node.next_functions, found):
                 if following is None or gradient is None:
                     continue
                 gradient = _as_engine(gradient, following._input_metadata[number])

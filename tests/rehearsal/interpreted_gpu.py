@@ -32,14 +32,9 @@ from triton.runtime.interpreter import InterpretedFunction, TensorHandle, interp
 GPU = torch.device("cuda", 0)
 CAPABILITY = (9, 0)
 # An H100, but with 8 multiprocessors in place of 132: for short inputs flex attention splits the keys over all of them.
-PROPERTIES = types.SimpleNamespace(
-    major=CAPABILITY[0],
-    multi_processor_count=8,
-    regs_per_multiprocessor=65536,
-    max_threads_per_multi_processor=2048,
-    max_threads_per_block=1024,
-    warp_size=32,
-)
+PROPERTIES = types.SimpleNamespace(major=CAPABILITY[0], multi_processor_count=8, warp_size=32)
+PROPERTIES.regs_per_multiprocessor, PROPERTIES.max_threads_per_block = 65536, 1024
+PROPERTIES.max_threads_per_multi_processor = 2048
 launches = Counter()  # how often the interpreter ran a generated kernel, by name
 sources = []  # name and source of every generated kernel
 
@@ -87,7 +82,6 @@ def pretend() -> None:
 
 
 def _move(graph_module, mode):
-    """Replace the device of the graph's tensors, known and made."""
     for node in graph_module.graph.nodes:
         if isinstance(node.kwargs.get("device"), torch.device):
             node.kwargs = {**node.kwargs, "device": GPU}

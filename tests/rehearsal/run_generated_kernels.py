@@ -50,7 +50,6 @@ def run(folder: Path, name: str, case: dict) -> None:
 
 
 def save(folder: Path, name: str, results: list[dict]) -> None:
-    """Write the results of a case, and the kernels that ran."""
     kernels = dict(launches=dict(interpreted_gpu.launches), sources=interpreted_gpu.sources)
     torch.save(dict(results=results, **kernels), folder / f"{name}.result")
 
@@ -71,9 +70,7 @@ def attend_as_on_a_gpu() -> None:
     """Choose what attention_neobert.py chooses on a GPU: flex attention is compiled, and so is the function of its mask."""
     table, create_block_mask = backends_neobert.BACKENDS, attention_neobert.create_block_mask
     table["flex_attention"] = table["flex_attention"]._replace(attend=attention_neobert.attend_registry)
-    attention_neobert.create_block_mask = lambda *args, **kwargs: create_block_mask(
-        *args, **kwargs | {"_compile": True}
-    )
+    attention_neobert.create_block_mask = lambda *args, **more: create_block_mask(*args, **more | {"_compile": True})
 
 
 if __name__ == "__main__":

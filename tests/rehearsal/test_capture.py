@@ -25,9 +25,8 @@ def graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", cuda_graphs.is_recording)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: HOPPER)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *args: True)
-    monkeypatch.setattr(
-        gpu_neobert, "is_inference", lambda x, module: not torch.is_grad_enabled()
-    )  # fake, so intercepted
+    # fake, so intercepted
+    monkeypatch.setattr(gpu_neobert, "is_inference", lambda x, module: not torch.is_grad_enabled())
     monkeypatch.setattr(gpu_neobert, "runs_in_regions", lambda block: True)
     monkeypatch.setattr(gpu_neobert, "compiled_regions", lambda: (gpu_neobert.project, gpu_neobert.finish))
     return graphs
@@ -35,11 +34,7 @@ def graphs(monkeypatch):
 
 REFUSALS = {
     "int8 on a GPU": (dict(int8=True), HOPPER, "has no int8 products for cuda:0 on this machine; omit int8=True"),
-    "bfloat16 on a T4": (
-        {},
-        (7, 5),
-        "cuda:0 has no instructions for bfloat16; load the model with dtype=torch.float16",
-    ),
+    "bfloat16 on a T4": ({}, (7, 5), "no instructions for bfloat16; load the model with dtype=torch.float16"),
     # fake weights are another class than parameters, as those of a quantized model are
     "quantized weights": ({}, HOPPER, "can be compiled, because all have hooks, adapters or quantized weights; merge"),
 }
@@ -55,7 +50,6 @@ def test_what_a_gpu_cannot_run_fast_is_refused_with_the_way_out(graphs, monkeypa
 
 
 def on_both(lengths, seed):
-    """Padded ids and mask on the CPU, of rows of these lengths."""
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(5, 50, mask.shape, generator=torch.Generator().manual_seed(seed))
     return {"input_ids": ids, "attention_mask": mask}
@@ -65,9 +59,7 @@ def test_a_capture_reads_nothing_from_the_host_and_replays_give_the_values_of_th
     """One wait a forward, for the check of its values; two of the batches share a size."""
     config = neobert_hf.NeoBERTConfig(**SHAPE)
     on_cpu = neobert_hf.NeoBERTForMaskedLM._from_config(config, dtype=torch.bfloat16).eval()
-    batches = [
-        on_both(lengths, seed) for seed, lengths in enumerate([(7, 3, 6), (16,), (9, 9, 1), (60, 40), (64,) * 3])
-    ]
+    batches = [on_both(lengths, seed) for seed, lengths in enumerate([(7, 3, 6), (16,), (9, 9, 1), (60, 40), [64] * 3])]
     with torch.no_grad():
         wanted = [on_cpu(**batch).logits for batch in batches]
     with torch.no_grad(), FakeDevice("cuda:0") as device:
@@ -105,9 +97,8 @@ def test_a_forward_in_a_capture_of_the_caller_captures_no_other_graph(graphs, is
         inputs = {name: x.to("cuda:0") if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
         device.waits.clear()
         of_caller = cuda_graphs.CUDAGraph()
-        with cuda_graphs.capture(
-            of_caller, pool=(0, 1), stream=cuda_graphs.Stream("cuda:0"), capture_error_mode="thread_local"
-        ):
+        options = dict(pool=(0, 1), stream=cuda_graphs.Stream("cuda:0"), capture_error_mode="thread_local")
+        with cuda_graphs.capture(of_caller, **options):
             states = model(**inputs).last_hidden_state
     assert not device.waits and not graphs and of_caller.operations
     assert (states.twin - wanted).abs().max() <= BFLOAT16 * wanted.abs().max()

@@ -29,8 +29,6 @@ HALF = {torch.float16, torch.bfloat16}
 
 
 class Release(NamedTuple):
-    """The newest release of a distribution, and the folder with its files."""
-
     version: str
     folder: Path
 
@@ -59,7 +57,6 @@ def newest(tmp_path_factory):
 
 
 def definition(file, name):
-    """The syntax tree of a function, or of Class.method."""
     tree = ast.parse(file.read_text("utf-8"))
     for part in name.split("."):
         tree = next((node for node in tree.body if getattr(node, "name", None) == part), None)
@@ -68,7 +65,6 @@ def definition(file, name):
 
 
 def signature(file, name):
-    """The parameters with their defaults, without annotations."""
     arguments = definition(file, name).args
     for argument in ast.walk(arguments):
         if isinstance(argument, ast.arg):
@@ -104,9 +100,6 @@ def test_the_stand_in_of_flash_attention_has_the_signature_of_the_package(source
     actual, ours = (signature(path, "flash_attn_varlen_func") for path in (release.folder / file, STAND_INS / stand_in))
     assert actual == ours, f"{name} {version} against the stand-in of {stand_in_version(known)}"
     assert Version(version) == Version(stand_in_version(known)), "the signature is the same: raise the version"
-
-
-# ---------------------------------------------------------------------------------------- limits of FlashAttention
 
 
 def limits(backend):
@@ -150,8 +143,6 @@ def test_the_limits_of_flash_attention_4_are_those_of_its_source(sources):
     with pytest.raises(AssertionError):
         names["_validate_head_dims"](backend.max_head_width + 8, backend.max_head_width + 8, 10, 8)
 
-
-# ---------------------------------------------------------------------------------------- xformers
 
 XFORMERS_SCRIPT = """
 import ctypes, json, sys, torch
@@ -200,12 +191,8 @@ def xformers(newest):
 
 def run_xformers(xformers, library):
     path = os.pathsep.join(map(str, (xformers.folder, TESTS, TESTS.parent / "src")))
-    process = subprocess.run(
-        [sys.executable, "-c", XFORMERS_SCRIPT, library],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    options = {"capture_output": True, "text": True, "env": {**os.environ, "PYTHONPATH": path}}
+    process = subprocess.run([sys.executable, "-c", XFORMERS_SCRIPT, library], **options)
     assert process.returncode == 0, process.stderr[-3000:]
     return json.loads(process.stdout.splitlines()[-1])
 

@@ -57,8 +57,6 @@ HEADS = {
     "multiple choice": (neobert_hf.NeoBERTForMultipleChoice, {}),
 }
 
-# ---------------------------------------------------------------------------------------- inputs
-
 LENGTHS = (7, 3, 7, 1)
 MASK = (torch.arange(7) < torch.tensor(LENGTHS)[:, None]).long()
 MASK[1] = MASK[1].flip(0)  # padding on the left
@@ -106,12 +104,8 @@ def moved(inputs, device):
     return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
 
 
-# ---------------------------------------------------------------------------------------- models
-
-
 @functools.cache
 def model_of(head, dtype, device="cpu"):
-    """The model with the same weights on every device."""
     model_class, options = HEADS[head]
     torch.manual_seed(0)
     with torch.device("cpu"):
@@ -127,7 +121,6 @@ def set_backend(model, backend, layout):
 
 
 def tensors_of(output):
-    """The tensors of an output by their names."""
     return {name: x for name, x in output.items() if isinstance(x, torch.Tensor)}
 
 
@@ -146,9 +139,6 @@ def wanted(head, dtype, layout, has_spans):
 def loss_of(output):
     tensors = tensors_of(output)
     return tensors["loss"] if "loss" in tensors else sum(x.float().cos().sum() for x in tensors.values())
-
-
-# ---------------------------------------------------------------------------------------- the machine
 
 
 @pytest.fixture(autouse=True)
@@ -254,7 +244,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("device", "backend", "head", "dtype"), CASES)
-def test_every_layout_runs_by_the_rules_of_the_device_with_the_values_and_gradients_of_the_cpu(
+def test_every_layout_runs_by_the_rules_of_the_device_with_the_numbers_of_the_cpu(
     device, backend, head, dtype, kernels
 ):
     """Outputs have the shapes, dtypes and values of the CPU, and are on the device; gradients too."""
@@ -317,7 +307,6 @@ def test_trusted_rows_are_one_graph_for_all_lengths_compiled_and_exported(backen
 
 @pytest.fixture(scope="module", autouse=True)
 def report():
-    """Write the counts if all cases have run."""
     yield
     if set(CASES) == DONE:
         versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}

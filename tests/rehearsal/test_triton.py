@@ -37,7 +37,6 @@ FP32 = 1e-5  # rounding errors of two blocks
 
 
 def make_documents(lengths):
-    """Ids and labels of documents; about a third of the tokens have a label."""
     rng = np.random.default_rng(sum(lengths))
     ids = [rng.integers(1, CONFIG["vocab_size"], length) for length in lengths]
     return ids, [np.where(rng.random(len(x)) < 0.35, x, -100) for x in ids]
@@ -84,7 +83,6 @@ def read(folder, name):
 
 
 def largest_error(logits, expected):
-    """Over the real tokens of padded or packed rows."""
     lengths, logits = [len(x) for x in expected], logits.detach().float().numpy()
     rows = logits if len(logits) == len(lengths) else np.split(logits[0], np.cumsum(lengths)[:-1])
     return max(np.abs(row[: len(x)] - x).max() for row, x in zip(rows, expected, strict=True))

@@ -11,7 +11,7 @@ import torch
 from transformers import TrainingArguments
 
 from neobert_hf.files import run_command
-from neobert_hf.runs import CommandParser, run_script
+from neobert_hf.runs import CommandParser
 
 
 class Color(Enum):
@@ -107,17 +107,6 @@ def test_help_names_types_and_defaults_and_only_help_all_the_arguments_of_the_li
     assert f"--learning_rate FLOAT {help_text}"[:60] in out  # our field without a help text takes the library's
 
 
-def test_a_script_gets_the_dataclasses_that_annotate_its_function(monkeypatch):
-    found = []
-
-    def work(arguments: Arguments, training: Training):
-        found.extend([arguments.count, training.output_dir])
-
-    monkeypatch.setattr(sys, "argv", ["tool", "--count", "3", "--output_dir", "there", "--use_cpu"])
-    run_script(work, "A tool.")
-    assert found == [3, "there"]
-
-
 def fail(error):
     raise error
 
@@ -127,10 +116,8 @@ WHOLE = "install the package with its dependencies: pip install neobert_hf"
 ENDS = [  # an error that the user can correct, and the line that ends the command
     (ValueError("a\n  b"), "a b"),
     (OSError(28, "no space", "f"), "no space"),  # and no "[Errno 28]"
-    (
-        ImportError("Please install `ray`\nto use ray"),
-        "Please install `ray` to use ray",
-    ),  # of a library that looks itself
+    # of a library that looks itself
+    (ImportError("Please install `ray`\nto use ray"), "Please install `ray` to use ray"),
     (torch.OutOfMemoryError("a b"), "a b"),
     *((ModuleNotFoundError("No module", name=name), MISSING.format("train")) for name in ("datasets", "sklearn")),
     (ModuleNotFoundError("No module", name="sentence_transformers.util"), MISSING.format("embed")),
@@ -170,9 +157,8 @@ def test_a_closed_pipe_ends_the_command_without_a_message():
     """As `neobert tokenize ... | head` closes it."""
     script = "from neobert_hf.runs.commands import run_command\n"
     script += "run_command('tool', lambda: [print(i, flush=True) for i in range(10**6)])"
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=pipe, stderr=pipe, text=True)
     assert process.stdout.readline() == "0\n"
     process.stdout.close()
     assert (process.wait(timeout=120), process.stderr.read()) == (141, "")

@@ -5,9 +5,6 @@ import re
 
 import pytest
 import torch
-
-pytest.importorskip("datasets", reason="training arguments need datasets (pip install -e .[train])")
-
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 

@@ -21,20 +21,16 @@ def attend(q_THK, k_THK, v_THK, plan):
     return output.transpose(0, 1).contiguous(), None
 
 
-VARLEN = BACKENDS["torch_varlen"]._replace(
-    attend=attend, devices=(), capabilities={}, is_installed=lambda: True, is_automatic=False
-)
+CHANGES = dict(attend=attend, devices=(), capabilities={}, is_installed=lambda: True, is_automatic=False)
+VARLEN = BACKENDS["torch_varlen"]._replace(**CHANGES)
 
 
 class CUDAGraph:
-    """In place of torch.cuda.CUDAGraph."""
-
     def __init__(self):
         self.operations, self.num_replays = [], 0
         self.is_inference = False  # tensors of a capture in inference mode are written in this mode only
 
     def replay(self):
-        """Run all operations again."""
         self.num_replays += 1
         with torch.inference_mode(self.is_inference), torch.no_grad():
             for operator, args, kwargs, results in self.operations:
@@ -77,7 +73,6 @@ class Stream:
         """Nothing to wait for."""
 
     def record_event(self):
-        """Any object."""
         return object()
 
 
@@ -85,13 +80,11 @@ _recorders = []
 
 
 def is_recording():
-    """In place of torch.cuda.is_current_stream_capturing."""
     return bool(_recorders)
 
 
 @contextlib.contextmanager
 def capture(graph, pool, stream, capture_error_mode):
-    """In place of torch.cuda.graph."""
     assert pool and stream.device and capture_error_mode == "thread_local" and not _recorders
     with _Recorder(graph) as recorder:
         _recorders.append(recorder)

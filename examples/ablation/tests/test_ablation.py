@@ -34,9 +34,8 @@ def common(corpus):
 
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch):
-    monkeypatch.setattr(
-        "neobert_hf.pretraining.summary.plot_curves", lambda *args: None
-    )  # takes as long as the training
+    # it takes as long as the training
+    monkeypatch.setattr("neobert_hf.pretraining.summary.plot_curves", lambda *args: None)
 
 
 ARMS = {"base": {}, "same": {}, "slow": {"learning_rate": 3e-5}}
@@ -96,21 +95,16 @@ def test_an_arm_that_diverged_with_one_seed_says_so_in_its_row():
 
 
 def test_a_model_that_is_not_finite_at_the_end_has_diverged(common, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        module, "held_out_losses", lambda *args: {"loss": [1.0, np.nan, np.nan], "num_masked": [1, 0, 2]}
-    )
+    monkeypatch.setattr(module, "held_out_losses", lambda *_: {"loss": [1.0, np.nan, np.nan], "num_masked": [1, 0, 2]})
     with pytest.raises(ValueError, match="the baseline a diverged: the loss of a held-out document was not finite"):
         ablate(Ablation({"a": {}, "b": {}}, (1,), common), tmp_path)
     assert not (tmp_path / "b-1").exists()
 
 
-def test_the_example_writes_a_table_a_plot_and_figures_and_stops_early_where_the_sign_is_settled(
-    common, tmp_path, capsys
-):
+def test_the_example_writes_table_plot_and_figures_and_stops_early_where_the_sign_is_settled(common, tmp_path, capsys):
     file = tmp_path / "arms.yaml"
-    file.write_text(
-        json.dumps({"arms": {"base": {}, "slow": {"learning_rate": 3e-5}}, "seeds": [1, 2, 3], "common": common})
-    )
+    arms = {"base": {}, "slow": {"learning_rate": 3e-5}}
+    file.write_text(json.dumps({"arms": arms, "seeds": [1, 2, 3], "common": common}))
     run_main(example, "--arms", file, "--output_dir", tmp_path / "runs", "--stop_early")
     report = json.loads((tmp_path / "runs/ablation.json").read_text())
     assert list(report["arms"]["slow"]["loss_by_seed"]) == ["1", "2"] and not (tmp_path / "runs/slow-3").exists()
@@ -125,12 +119,10 @@ def test_the_example_writes_a_table_a_plot_and_figures_and_stops_early_where_the
 
 def test_processes_of_a_launcher_divide_the_runs(common, tmp_path, monkeypatch):
     """The second process finds the first run locked; the last one to end writes the result."""
-    plan, trained = Ablation({"a": {}, "b": {}}, (1,), common), []
+    plan, trained, run = Ablation({"a": {}, "b": {}}, (1,), common), [], module.pretrain
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(
-        module, "pretrain", lambda *args, run=module.pretrain, **kwargs: trained.append(args) or run(*args, **kwargs)
-    )
+    monkeypatch.setattr(module, "pretrain", lambda *args, **more: trained.append(args) or run(*args, **more))
     (tmp_path / module.LOCK).touch()
     with module.filelock.FileLock(tmp_path / "a-1.lock"):
         assert ablate(plan, tmp_path) is None
@@ -145,9 +137,6 @@ def test_an_arm_that_diverges_is_named_and_the_others_go_on(common, tmp_path, ca
     assert "was not finite" in report["arms"]["hot"]["diverged"]["1"] and "interval" not in report["arms"]["hot"]
     with pytest.raises(ValueError, match="the baseline hot diverged: the"):
         ablate(Ablation(dict(reversed(arms.items())), (1,), common), tmp_path / "other")
-
-
-# Figures
 
 
 def test_the_interval_of_a_mean_difference_covers_the_truth_as_often_as_it_says():
@@ -182,8 +171,6 @@ def test_held_out_documents_are_cut_at_the_shortest_length_of_the_arms(common, t
     arms = {arm: ablation.arguments(arm, 1, tmp_path) for arm in "abc"}
     assert module._check_comparable(ablation, arms, False)[1] == 16
 
-
-# Rows and masks
 
 FALLING, DRAWN = {"mask_rate": [0.4, 0.1]}, {"mixture": [0.5, 0.3, 0.2], "longer_than": [12, 24]}
 STREAM, WORKERS = {"streaming": True}, {"streaming": True, "dataloader_num_workers": 2}
@@ -222,12 +209,11 @@ def steps_of(data, training, tokenizer):
 
 @pytest.fixture(scope="module")
 def tokenized(tmp_path_factory):
-    """A folder for tokenized text that the pairs share."""
     return tmp_path_factory.mktemp("tokenized")
 
 
 @pytest.mark.parametrize("both, second", PAIRS, ids=str)
-def test_the_report_says_same_rows_and_masks_exactly_where_they_are_the_same(
+def test_the_report_says_exactly_where_rows_and_masks_are_the_same(
     common, tokenizer, tokenized, tmp_path, monkeypatch, both, second
 ):
     monkeypatch.chdir(tmp_path)  # of a relative path
@@ -249,18 +235,11 @@ def test_the_pairs_have_every_value_of_a_recipe():
     assert {*VALUES} <= {name for _, second in PAIRS for name in second}
 
 
-# Refusals
-
-
 @pytest.mark.parametrize(
     ("arms", "more", "message"),
     [
         ({"a": {}}, {}, "give two arms or more"),
-        (
-            {"a": {}, "b": {"learning_rat": 1}},
-            {},
-            "arm b: learning_rat is no argument of pretraining; did you mean learning_rate",
-        ),
+        ({"a": {}, "b": {"learning_rat": 1}}, {}, "arm b: learning_rat is no .*; did you mean learning_rate"),
         ({"a": {}, "b": {"schedule": "cosine"}}, {}, "arm b: schedule='cosine' is not one of"),
         ({"a": {}, "b": {"bf16": True}}, {}, "the arms a and b have different precision"),
         ({"a": {}, "b": {"config_overrides": "vocab_size=500"}}, {}, r"vocabularies of \{'a': 96, 'b': 500\} tokens"),

@@ -49,12 +49,7 @@ def targets(number):
     return F.normalize(torch.randn(number, 32, generator=torch.Generator().manual_seed(0)), dim=-1)
 
 
-# --- The teacher's vectors ----------------------------------------------------------------------------------------
-
-
-def test_vectors_are_those_of_the_teacher_and_a_text_is_embedded_once_also_after_an_interruption(
-    teacher, tmp_path, monkeypatch
-):
+def test_vectors_are_those_of_the_teacher_and_made_once_also_after_an_interruption(teacher, tmp_path, monkeypatch):
     expected = teacher.encode(TEXTS, normalize_embeddings=True)
     monkeypatch.setattr(distillation, "TEXTS_AT_ONCE", 8)
     encode, embedded = SentenceTransformer.encode, []
@@ -117,9 +112,6 @@ def test_token_embeddings_have_the_neighbours_that_the_teacher_gives_the_tokens(
     assert table[1:].std() == pytest.approx(model.config.embedding_init_range, rel=0.1)
     ours, theirs = (x[1:] / np.linalg.norm(x[1:], axis=1, keepdims=True) for x in (table, centred))
     assert np.corrcoef((ours @ ours.T).ravel(), (theirs @ theirs.T).ravel())[0, 1] > 0.98  # 32 of 48 directions
-
-
-# --- Losses and batches -------------------------------------------------------------------------------------------
 
 
 def test_the_loss_is_one_minus_the_cosine_plus_the_papers_contrastive_loss(student):

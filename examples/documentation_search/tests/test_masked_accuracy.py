@@ -6,8 +6,6 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 
 class KnowsOnlySeven(torch.nn.Module):
-    """Predicts token 7 everywhere."""
-
     def forward(self, input_ids):
         logits = torch.zeros(*input_ids.shape, 10)
         logits[..., 7] = 1

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sentence_transformers.base.modules import Transformer
 from token_weights import FACTOR, inverse_document_frequencies, partial_whitening, weighted_sentence_transformer
 from transformers import AutoTokenizer
 
@@ -52,9 +51,7 @@ def test_an_embedding_is_the_weighted_mean_of_the_token_vectors(folder, token_we
 
 # bf16 rounds each activation by 2^-9
 @pytest.mark.parametrize("dtype, error", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-def test_a_saved_model_maps_the_weighted_mean_by_the_projection(
-    folder, token_weights, projection, expected, dtype, error, tmp_path
-):
+def test_a_saved_model_projects_the_weighted_mean(folder, token_weights, projection, expected, dtype, error, tmp_path):
     model = weighted_sentence_transformer(folder, token_weights, projection, dtype=dtype)
     model.save_pretrained(str(tmp_path))
     types = [module["type"] for module in json.loads((tmp_path / "modules.json").read_text())]
@@ -71,19 +68,6 @@ def test_training_reaches_the_projection_and_the_encoder_and_leaves_the_weights(
     assert model[2].emb_layer.weight[:, 0].tolist() == expected  # of a power of two, so without rounding
     assert model[1].linear.weight.grad.abs().min() > 0
     assert model[0].model.layer_norm.weight.grad.abs().sum() > 0
-
-
-def test_with_token_weights_flash_attention_gets_padded_rows(folder, token_weights, monkeypatch, tmp_path):
-    """The weights need the attention mask, which packed rows do not have; the model removes the padding itself."""
-    from transformers import modeling_flash_attention_utils
-
-    weighted_sentence_transformer(folder, token_weights).save_pretrained(str(tmp_path))
-    kernels = (None, lambda: None, None, None), None
-    monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda *a, **k: kernels)
-    monkeypatch.setattr(Transformer, "_is_flash_attention_requested", lambda self: True)
-    model = open_embedding_model(str(tmp_path))
-    assert model.preprocess(TEXTS)["attention_mask"].shape[0] == len(TEXTS)
-    assert model.encode(TEXTS).shape == (len(TEXTS), model.get_embedding_dimension())
 
 
 def test_inverse_document_frequencies_are_those_of_bm25(tokenizer):

@@ -29,7 +29,6 @@ SHAPE = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, interme
 
 
 def tiny(name, **changes):
-    """A stage of the recipe with a small model and few steps."""
     (stage,) = (stage for stage in read_stages(RECIPE["stages"]) if stage.name == name)
     changes |= TINY | {"shape": stage.shape and SHAPE, "num_hidden_layers": stage.num_hidden_layers and 3}
     return Stage(**asdict(stage) | changes)
@@ -37,7 +36,6 @@ def tiny(name, **changes):
 
 @pytest.fixture(scope="module")
 def recipe(tokenizer, tmp_path_factory):
-    """The recipe with a small teacher."""
     folder = tmp_path_factory.mktemp("teacher")
     torch.manual_seed(0)
     NeoBERTModel(NeoBERTConfig(**SHAPE | {"hidden_size": 48}, vocab_size=len(tokenizer))).save_pretrained(folder)
@@ -47,7 +45,6 @@ def recipe(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def corpus(tokenizer, tmp_path_factory):
-    """A folder with the files of a corpus."""
     folder, rng = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
     texts = list(dict.fromkeys(" ".join(rng.choice(SENTENCE.split(), rng.integers(2, 9))) for _ in range(400)))
     for i, name in enumerate(("train", "train_texts", "train_documents", "held_out", "held_out_packages")):
@@ -68,9 +65,6 @@ def finished(corpus, recipe, tmp_path_factory):
     stages = [tiny("distilled"), tiny("tuned", start="distilled"), tiny("deeper"), Mean("first", ["tuned", "deeper"])]
     stages += [tiny("longer"), Mean("last", ["first", "longer"])]
     return stages, train.train(recipe, stages, corpus, tmp_path_factory.mktemp("mini"))
-
-
-# --- The recipe ---------------------------------------------------------------------------------------------------
 
 
 def test_the_settings_of_every_stage_are_accepted(tmp_path):
@@ -107,9 +101,7 @@ def test_the_recipe_is_that_of_the_model_in_the_package():
 
 def test_files_of_pairs_divide_the_share_of_pairs_by_a_power_of_their_size():
     stage = next(stage for stage in read_stages(RECIPE["stages"]) if isinstance(stage, Stage))
-    stage = Stage(
-        **asdict(stage) | dict(masked_share=0.3, pair_share=0.5, pair_files=["a", "b"], sampling_exponent=0.5)
-    )
+    stage = Stage(**asdict(stage) | dict(masked_share=0.3, pair_share=0.5, pair_files=[*"ab"], sampling_exponent=0.5))
     weights = stage.sampling_weights({"a": 400, "b": 100})
     expected = {"train_texts": 0.2, "train_documents": 0.3, "a": 0.5 * 20 / 30, "b": 0.5 * 10 / 30}
     assert weights == pytest.approx(expected)
@@ -120,9 +112,6 @@ def test_a_recipe_with_an_unknown_setting_or_start_is_refused():
         read_stages([RECIPE["stages"][0] | {"max_step": 1}])
     with pytest.raises(ValueError, match="distilled begins from paired, which is no earlier stage"):
         read_stages([RECIPE["stages"][0] | {"start": "paired"}])
-
-
-# --- The runner ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -188,9 +177,6 @@ def test_an_interrupted_stage_resumes_with_the_weights_of_an_uninterrupted_one(c
         torch.testing.assert_close(found[name], tensor, atol=0, rtol=0)
 
 
-# --- Means, and the folder that ships -----------------------------------------------------------------------------
-
-
 def test_the_mean_counts_a_model_as_often_as_it_is_named_and_deepens_a_shallow_one(finished, tmp_path):
     _, last = finished
     shallow, deep = (last.parent / name for name in ("tuned", "deeper"))
@@ -218,9 +204,8 @@ def test_the_mini_model_embeds_and_fills_masks_and_its_card_has_the_measurements
     projection = load_file(tmp_path / "0_Dense/model.safetensors")["linear.weight"].numpy()
     np.testing.assert_allclose(model.encode("the fox"), projection @ mean, atol=2e-3 * np.abs(states).max())  # bf16
     assert len(pipeline("fill-mask", str(tmp_path))("the [MASK]")) == 5
-    config, saved, tokenizer = (
-        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("config", "tokenizer", "tokenizer_config")
-    )
+    names = ("config", "tokenizer", "tokenizer_config")
+    config, saved, tokenizer = (json.loads((tmp_path / f"{name}.json").read_text()) for name in names)
     assert config["dtype"] == "float32"
     shipped = Path(MINI_MODEL_PATH)  # of the same form
     assert {file.name for file in tmp_path.glob("*.py")} == {file.name for file in shipped.glob("*.py")}

@@ -3,14 +3,11 @@
 import json
 import shutil
 
+import evaluate_model
+import glue_runs
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("sklearn", reason="GLUE needs scikit-learn (pip install -e .[train])")
-
-import evaluate_model
-import glue_runs
 from conftest import SENTENCE, json_lines, run_main
 from evaluation_report import evaluation_report, write_card_section
 from glue import TASKS
@@ -47,9 +44,7 @@ def command(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_results_tables_and_card_have_the_figures_of_the_parts_and_nothing_is_computed_twice(
-    command, tmp_path, monkeypatch
-):
+def test_results_and_card_have_the_figures_of_the_parts_and_nothing_is_computed_twice(command, tmp_path, monkeypatch):
     card = tmp_path / "model/README.md"
     printed = run_main(evaluate_model, *command, "--card", card)
     result = json.loads((tmp_path / "out/evaluation.json").read_text())
@@ -71,9 +66,7 @@ def test_results_tables_and_card_have_the_figures_of_the_parts_and_nothing_is_co
     assert file.read_text() == lines
 
 
-@pytest.mark.parametrize(
-    "gpu, machine", [(None, "float32, 2 cores of A, AVX2 only"), ("NVIDIA H200", "bfloat16, NVIDIA H200")]
-)
+@pytest.mark.parametrize("gpu, machine", [(None, "float32, 2 cores of A, AVX2 only"), ("H200", "bfloat16, H200")])
 def test_the_report_names_the_dtype_and_the_device_that_computed(gpu, machine):
     result = dict(glue=[], learning_rate=1e-3, max_steps=2, dtype="bfloat16" if gpu else "float32", gpu=gpu, cores=2)
     result |= dict(processor="A", instructions="AVX2 only", versions={"torch": "2.13.0"})
@@ -101,17 +94,11 @@ def test_a_card_keeps_everything_but_its_evaluation(tmp_path):
     assert "MIT." in card.read_text("utf-8")
 
 
-@pytest.mark.parametrize(
-    "flags, instructions", [("avx2", "AVX2 only"), ("avx2 avx512f", "AVX2 only (its AVX-512 hidden)")]
-)
-def test_the_environment_names_the_processor_and_the_instructions_that_torch_uses(
-    tmp_path, monkeypatch, flags, instructions
-):
+@pytest.mark.parametrize("flags, instructions", [("avx2", "AVX2 only"), ("avx512f", "AVX2 only (its AVX-512 hidden)")])
+def test_the_environment_names_processor_and_instructions_of_torch(tmp_path, monkeypatch, flags, instructions):
     """As of a virtual machine of a cloud, whose name lacks the generation, with ATEN_CPU_CAPABILITY=avx2."""
     file = tmp_path / "cpuinfo"
-    file.write_text(
-        f"cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nflags\t\t: fpu {flags}\n\nmodel name\t: B\n"
-    )
+    file.write_text(f"cpu family\t: 25\nmodel\t: 17\nmodel name\t: AMD EPYC\nflags\t: fpu {flags}\n\nmodel name\t: B\n")
     monkeypatch.setattr(module, "Path", lambda _: file)
     monkeypatch.setattr(module, "has_bf16_instructions", lambda: False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")

@@ -5,27 +5,13 @@ import math
 import shutil
 from pathlib import Path
 
+import finetune_glue
+import glue_runs
 import numpy as np
 import pytest
-
-pytest.importorskip("sklearn", reason="GLUE needs scikit-learn (pip install -e .[train])")
-
-import finetune_glue
-import glue
-import glue_runs
 from conftest import SENTENCE, run_main
-from datasets import ClassLabel, DatasetDict, Value
-from glue import (
-    AVERAGED,
-    FROM_MNLI,
-    PRESETS,
-    TABLE_3,
-    TABLE_3_TASKS,
-    TASKS,
-    average,
-    load_task,
-    task_metrics,
-)
+from datasets import ClassLabel, Value
+from glue import AVERAGED, FROM_MNLI, PRESETS, TABLE_3, TABLE_3_TASKS, TASKS, average, load_task, task_metrics
 from scipy import stats
 from sklearn import metrics
 from transformers import AutoModelForSequenceClassification, pipeline
@@ -145,16 +131,11 @@ def test_files_of_another_task_missing_files_and_files_without_rows_are_refused(
     with pytest.raises(FileNotFoundError, match=r"RTE has none of train\.tsv"):
         load_task(TASKS["rte"], tmp_path)
     write_task(tmp_path / "RTE", "sst2")
-    with pytest.raises(
-        ValueError, match=r"has no rows with the columns sentence1, sentence2, label; its first line is"
-    ):
+    with pytest.raises(ValueError, match=r"has no rows with the columns sentence1, sentence2, label; its first line"):
         load_task(TASKS["rte"], tmp_path)
     (tmp_path / "RTE/train.tsv").write_text(ORIGINALS["rte"][0] + "\n")
     with pytest.raises(ValueError, match=r"train\.tsv has no rows with the columns"):
         load_task(TASKS["rte"], tmp_path)
-
-
-# --- Metrics --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -166,12 +147,8 @@ def test_metrics_equal_those_of_scikit_learn_and_scipy(name):
     else:
         labels, logits = rng.integers(0, len(task.classes), 200), rng.normal(size=(200, len(task.classes)))
         predicted = logits.argmax(1)
-        of_scikit_learn = {
-            "accuracy": metrics.accuracy_score,
-            "f1": metrics.f1_score,
-            "matthews": metrics.matthews_corrcoef,
-        }
-        expected = [of_scikit_learn[metric](labels, predicted) for metric in task.metrics]
+        names = {"accuracy": "accuracy_score", "f1": "f1_score", "matthews": "matthews_corrcoef"}
+        expected = [getattr(metrics, names[metric])(labels, predicted) for metric in task.metrics]
     values = task_metrics(task, logits, labels)
     assert list(values) == [*task.metrics, "score"]
     for value, other in zip(values.values(), [*expected, np.mean(expected)]):
@@ -194,9 +171,6 @@ def test_the_averages_of_table_3_are_those_of_its_rows():
         assert average(dict(zip(TABLE_3_TASKS, scores))) == pytest.approx(printed[name], abs=tolerance)
     assert set(TABLE_3_TASKS) == set(AVERAGED) == set(PRESETS["NeoBERT-1024"]) == set(PRESETS["NeoBERT-4096"])
     assert average({"rte": 1.0}) is None
-
-
-# --- Runs -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -239,13 +213,8 @@ def test_the_runs_learn_transfer_from_mnli_and_write_one_table(model_folder, dat
     summary = json.loads((out / "glue.json").read_text())
     by_task = {task["task"]: task for task in summary["tasks"]}
     assert list(by_task) == ["mnli", "rte", "sst2", "stsb"] and summary["average"] is None
-    assert (
-        by_task["rte"]["start"]
-        == by_task["stsb"]["start"]
-        == by_task["mnli"]["model"]
-        != by_task["sst2"]["start"]
-        == str(model_folder)
-    )
+    assert by_task["rte"]["start"] == by_task["stsb"]["start"] == by_task["mnli"]["model"]
+    assert by_task["sst2"]["start"] == str(model_folder)
     for task in by_task.values():
         assert len(task["scores"]) == 2
         assert task["mean"] == pytest.approx(np.mean(task["scores"]))
@@ -288,13 +257,8 @@ def test_only_missing_runs_are_made_whatever_was_changed(model_folder, data, tmp
     assert made("sst2") == []
     assert made("sst2", "rte", "--transfer", "false") == [("rte", 42)]
     assert made("sst2", "--seeds", "2") == [("sst2", 43)]
-    for change in (
-        "--max_steps 2",
-        "--bf16_full_eval true",
-        "--learning_rate 0.0010000001",
-        "--max_seq_length 9",
-        "--classifier_pooling mean",
-    ):
+    changes = ("--max_steps 2", "--bf16_full_eval true", "--learning_rate 0.0010000001", "--max_seq_length 9")
+    for change in (*changes, "--classifier_pooling mean"):
         assert made("sst2", *change.split()) == [("sst2", 42)]
     assert made("sst2", "--logging_steps", "3", "--seed", "20240101") == [("sst2", 20240101)]
     shutil.copytree(out, tmp_path / "copy")
@@ -346,10 +310,8 @@ def test_a_task_without_mnli_starts_from_the_given_model_and_says_so(model_folde
         ("--eval_strategy steps", "eval_strategy is part of the paper's protocol"),
         ("--seeds 0", "seeds=0 leaves no run"),
         ("--max_seq_length 2", "max_seq_length=2 leaves no token"),
-        (
-            "--tasks wnli sst2 --preset NeoBERT-1024 --learning_rate 1e-3",
-            "--grid or --preset sets per_device_train_batch_size, learning_rate",
-        ),  # before WNLI runs
+        # before WNLI runs
+        ("--tasks wnli sst2 --preset NeoBERT-1024 --learning_rate 1e-3", "--grid or --preset sets per_device_train"),
         ("--save_steps 7", "save_steps is part of the paper's protocol"),
     ],
 )
@@ -364,16 +326,7 @@ def test_the_schedule_and_the_evaluations_are_those_of_the_paper(model_folder, d
     """Warmup over 6 %, then linear decay to a tenth of the peak; an evaluation every min(500, batches // 10) steps."""
     made = []
     monkeypatch.setattr(glue_runs, "Trainer", lambda *a, **k: made.append(Recorded(*a, **k)) or made[-1])
-    more = [
-        "--tasks",
-        "sst2",
-        "--learning_rate",
-        "1e-3",
-        "--num_train_epochs",
-        "10",
-        "--per_device_train_batch_size",
-        "2",
-    ]
+    more = ["--tasks=sst2", "--learning_rate=1e-3", "--num_train_epochs=10", "--per_device_train_batch_size=2"]
     run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", *more))
     (trainer,) = made
     steps, warmup = 200, 12
@@ -388,8 +341,6 @@ def test_the_schedule_and_the_evaluations_are_those_of_the_paper(model_folder, d
 
 
 class Recorded(glue_runs.Trainer):
-    """Trainer that records the learning rate of each step."""
-
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.rates = []
@@ -400,9 +351,7 @@ class Recorded(glue_runs.Trainer):
         return super().training_step(*args, **kwargs)
 
 
-def test_a_run_whose_predictions_are_not_finite_has_no_metrics_and_no_weights(
-    model_folder, data, tmp_path, monkeypatch
-):
+def test_a_run_with_predictions_that_are_not_finite_has_no_weights(model_folder, data, tmp_path, monkeypatch):
     """It diverges at the second evaluation, after a checkpoint."""
     found = iter([{"accuracy": 50.0, "score": 50.0}])
 
@@ -428,22 +377,3 @@ def test_a_classifier_of_another_task_keeps_the_layer_before_it(model_folder, da
     )
     assert all((rte[name] == tensor).all() for name, tensor in mnli.items() if not name.startswith("classifier"))
     assert rte["classifier.weight"].shape[0] == 2 and "rte" in FROM_MNLI
-
-
-@pytest.mark.parametrize("name", ["mnli", "stsb"])
-def test_rows_of_the_hub_have_the_form_of_those_from_files(name, tmp_path, monkeypatch):
-    """As the Hub has them: with an index, and with the splits of the test set."""
-    expected = load_task(TASKS[name], write_task(tmp_path / TASKS[name].folder, name).parent)
-    asked = []
-
-    def load_dataset(*given):
-        asked.append(given)
-        rows = {split: part.add_column("idx", list(range(len(part)))) for split, part in expected.items()}
-        return DatasetDict({**rows, "test": rows["train"]})
-
-    monkeypatch.setattr(glue, "load_dataset", load_dataset)
-    found = load_task(TASKS[name])
-    assert asked == [("nyu-mll/glue", name)]
-    assert {split: (part.features, part[:]) for split, part in found.items()} == {
-        split: (part.features, part[:]) for split, part in expected.items()
-    }

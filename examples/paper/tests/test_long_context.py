@@ -2,14 +2,10 @@
 
 import json
 
+import evaluate_long_context
 import pytest
 import torch
-
-pytest.importorskip("matplotlib", reason="the figure needs matplotlib (pip install -e .[train])")
-
-import evaluate_long_context
 from conftest import SENTENCE, json_lines, run_main
-from long_context import SCALINGS, rope_parameters
 from pseudo_perplexity import MaskedText, masked_losses, positions_to_mask
 
 from neobert_hf import NeoBERTForMaskedLM
@@ -39,9 +35,8 @@ def test_every_value_is_that_of_the_model_loaded_with_the_scaling(command, token
                 "dynamic": {"rope_type": "dynamic", "factor": 1.0},
                 "yarn": {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 8},
             }[point["scaling"]]
-            model = NeoBERTForMaskedLM.from_pretrained(
-                command[3], rope_parameters=rope, max_position_embeddings=8
-            ).eval()
+            options = {"rope_parameters": rope, "max_position_embeddings": 8}
+            model = NeoBERTForMaskedLM.from_pretrained(command[3], **options).eval()
             documents = [MaskedText(ids, positions_to_mask(ids, tokenizer.all_special_ids, 5, seed)) for seed in (0, 1)]
             losses = torch.tensor(list(masked_losses(model, tokenizer.mask_token_id, documents)))
             tolerance = 2e-2  # the command computes in bfloat16 where the processor has it
@@ -56,9 +51,3 @@ def test_an_unknown_scaling_and_texts_that_are_too_short_are_refused(command, ca
     assert "scalings: ntk is not one of none, linear, dynamic, yarn" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="no text has 64 tokens; give longer texts"):
         run_main(evaluate_long_context, *command, "--lengths", "64")
-
-
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_the_factor_is_one_at_the_trained_length(scaling):
-    rope = rope_parameters(scaling, 8, 8)
-    assert rope.get("factor", 1.0) == 1.0

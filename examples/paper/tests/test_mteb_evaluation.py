@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -197,7 +198,7 @@ def test_a_wrong_name_is_refused_with_similar_ones_before_a_model_is_loaded(word
         run_main(evaluate_mteb, "--model", "x", "--output_dir", tmp_path, *words)
 
 
-def test_one_command_evaluates_several_models_and_the_rest_runs_without_the_missing_data(
+def test_one_command_evaluates_several_models_also_without_the_missing_data(
     model, tokenizer, embedder, tmp_path, monkeypatch
 ):
     """The second model has prompts of its own; a rerun embeds nothing, and gives the same result."""
@@ -263,34 +264,24 @@ def test_the_offline_benchmark_reads_the_documentation_and_the_files_of_glue(emb
 def test_the_card_gets_a_model_index_in_the_format_of_the_hub(tmp_path):
     card = tmp_path / "README.md"
     card.write_text("---\nlicense: mit\n---\n# A model\n")
-    evaluate_mteb.write_model_index(
-        card, "local/a", [Score("STS12", "STS", "cosine_spearman", 61.23456, "mteb/sts12-sts")]
-    )
+    score = Score("STS12", "STS", "cosine_spearman", 61.23456, "mteb/sts12-sts")
+    evaluate_mteb.write_model_index(card, "local/a", [score])
     (result,) = ModelCard.load(card).data.eval_results
     assert (result.task_type, result.dataset_type, result.metric_type) == ("STS", "mteb/sts12-sts", "cosine_spearman")
     assert result.metric_value == 61.2346 and "# A model" in card.read_text()
-    more = [
-        Score("STS12", "STS", "cosine_spearman", 70.0, "mteb/sts12-sts"),
-        Score("SciFact", "Retrieval", "ndcg_at_10", 5.0, "mteb/scifact"),
-    ]
-    evaluate_mteb.write_model_index(card, "local/a", more[1:])
-    evaluate_mteb.write_model_index(card, "local/a", more[:1])
+    for more in (Score("SciFact", "Retrieval", "ndcg_at_10", 5.0, "mteb/scifact"), replace(score, score=70.0)):
+        evaluate_mteb.write_model_index(card, "local/a", [more])
     values = {result.dataset_type: result.metric_value for result in ModelCard.load(card).data.eval_results}
     assert values == {"mteb/scifact": 5.0, "mteb/sts12-sts": 70.0}
 
 
-def test_the_result_names_the_dtype_that_suits_the_machine_and_the_revisions_of_the_datasets(
-    embedder, tmp_path, monkeypatch
-):
+def test_the_result_names_the_dtype_of_the_machine_and_the_revisions_of_the_data(embedder, tmp_path, monkeypatch):
     embedder.save(str(tmp_path / "saved"))
     monkeypatch.setattr(evaluate_mteb, "benchmark_tasks", lambda *names: [LocalSTS()])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     used = []
-    monkeypatch.setattr(
-        evaluate_mteb,
-        "open_embedding_model",
-        lambda *a, **k: used.append(k["model_kwargs"]["dtype"]) or open_embedding_model(*a, **k),
-    )
+    record = lambda *a, **k: used.append(k["model_kwargs"]["dtype"]) or open_embedding_model(*a, **k)  # noqa: E731
+    monkeypatch.setattr(evaluate_mteb, "open_embedding_model", record)
     run_main(evaluate_mteb, "--model", tmp_path / "saved", "--output_dir", tmp_path / "out")
     result = json.loads((tmp_path / "out/scores.json").read_text())
     assert used == [best_dtype(torch.device("cpu"))] and result["dtype"] == str(used[0]).removeprefix("torch.")

@@ -4,14 +4,12 @@ import copy
 import json
 import math
 
+import evaluate_pseudo_perplexity
 import numpy as np
+import pseudo_perplexity as module
 import pytest
 import torch
-
-pytest.importorskip("matplotlib", reason="the figure needs matplotlib (pip install -e .[train])")
-
-import evaluate_pseudo_perplexity
-import pseudo_perplexity as module
+import transformers
 from conftest import SENTENCE, json_lines, run_main
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,27 +22,20 @@ from pseudo_perplexity import (
     positions_to_mask,
     pseudo_perplexity,
 )
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
-    RobertaConfig,
-    RobertaForMaskedLM,
-    RoFormerConfig,
-    RoFormerForMaskedLM,
-)
 
 from neobert_hf.data.lengths import longest_text
 
-SHAPE = dict(
-    vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, pad_token_id=0
-)
+SHAPE = dict(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+SHAPE["pad_token_id"] = 0
 OTHERS = {
-    "bert": lambda: BertForMaskedLM(BertConfig(**SHAPE)),
-    "roberta": lambda: RobertaForMaskedLM(RobertaConfig(**SHAPE, max_position_embeddings=70)),
-    "roformer": lambda: RoFormerForMaskedLM(RoFormerConfig(**SHAPE, max_position_embeddings=70)),
-    "modernbert": lambda: ModernBertForMaskedLM(ModernBertConfig(**SHAPE, attn_implementation="sdpa")),
+    "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SHAPE)),
+    "roberta": lambda: transformers.RobertaForMaskedLM(transformers.RobertaConfig(**SHAPE, max_position_embeddings=70)),
+    "roformer": lambda: transformers.RoFormerForMaskedLM(
+        transformers.RoFormerConfig(**SHAPE, max_position_embeddings=70)
+    ),
+    "modernbert": lambda: transformers.ModernBertForMaskedLM(
+        transformers.ModernBertConfig(**SHAPE, attn_implementation="sdpa")
+    ),
 }
 MASK, SPECIAL = 4, {2, 3}
 
@@ -173,9 +164,6 @@ def test_learned_positions_limit_the_length_and_rotary_ones_do_not(any_model):
             any_model(input_ids=ids)
 
 
-# --- The command ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def command(published, tmp_path):
     words = SENTENCE.split()
@@ -219,9 +207,7 @@ def test_other_arguments_have_lines_of_their_own(command, tmp_path):
     assert len(list((tmp_path / "out").glob("texts-*.jsonl"))) == 4
 
 
-def test_a_tokenizer_without_a_mask_token_and_a_number_of_texts_below_one_are_refused(
-    command, tmp_path, tokenizer, capsys
-):
+def test_a_tokenizer_without_a_mask_token_and_less_than_one_text_are_refused(command, tmp_path, tokenizer, capsys):
     with pytest.raises(SystemExit, match="2"):
         run_main(evaluate_pseudo_perplexity, *command, "--num_texts", "0")
     assert "num_texts=0 leaves no text" in capsys.readouterr().err
@@ -234,10 +220,7 @@ def test_a_tokenizer_without_a_mask_token_and_a_number_of_texts_below_one_are_re
 
 @pytest.mark.parametrize(
     "row, message",
-    [
-        ({"other": 1}, r"line 7: no column 'text'"),
-        ({"text": ""}, r"texts\.jsonl, line 7: the text has special tokens only"),
-    ],
+    [({"other": 1}, "line 7: no column 'text'"), ({"text": ""}, "line 7: the text has special tokens only")],
 )
 def test_a_row_without_text_is_refused_before_any_computation(command, tmp_path, row, message):
     with (tmp_path / "texts.jsonl").open("a") as stream:

@@ -53,7 +53,6 @@ def right_padded(vocab_size):
 
 @pytest.fixture(scope="module")
 def native(checkpoint, classifier_checkpoint, tmp_path_factory):
-    """Checkpoints by name, loaded natively: class and loading info, logits, the tensors saved again."""
     folder = tmp_path_factory.mktemp("native")
     expected = load_file(GOLDEN / "expected.safetensors")
     save_file({name: expected[name] for name in ("input_ids", "attention_mask")}, folder / "golden.safetensors")

@@ -18,12 +18,7 @@ from train_variant import VARIANTS
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from neobert_hf import (
-    NeoBERTConfig,
-    NeoBERTForMaskedLM,
-    NeoBERTModel,
-    inference_copy,
-)
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel, inference_copy
 
 SHAPE = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
 DOCUMENTS = [torch.tensor(ids) for ids in ([7, 9, 5, 31, 8, 8, 2], [3], [12, 30, 7, 7, 21])]
@@ -95,7 +90,6 @@ def padded(model, **options):
 
 
 def packed(model):
-    """Logits (T, V) of the documents in one row."""
     positions = torch.cat([torch.arange(len(ids)) for ids in DOCUMENTS])
     return model(torch.cat(DOCUMENTS)[None], position_ids=positions[None]).logits[0]
 
@@ -161,8 +155,6 @@ def test_a_field_of_the_config_changes_the_values():
 
 
 class WithPositionsModel(NeoBERTModel):
-    """Learned positions, added to the embeddings."""
-
     def __init__(self, config):
         super().__init__(config)
         self.positions = torch.nn.Embedding(7, config.hidden_size)
@@ -193,9 +185,6 @@ def test_a_compiled_variant_computes_the_values_of_the_reference(name):
     with torch.no_grad():
         found = padded(torch.compile(model, fullgraph=True, backend="eager"))
     torch.testing.assert_close(found.double(), expected, atol=2e-4, rtol=1e-4)
-
-
-# ------------------------------------------------------------------------------------------------------------- training
 
 
 def set_back(folder, step):
@@ -243,9 +232,6 @@ def test_a_variant_continues_in_phase_2_and_its_folder_needs_its_class(corpus, t
 def test_the_command_trains_the_variant_that_it_names(corpus, tmp_path):
     run_main(train_variant, "--variant", "geglu", *command(corpus, tmp_path / "run", max_steps=2))
     assert json.loads((tmp_path / "run/run.json").read_text())["model"] == "geglu.GegluForMaskedLM"
-
-
-# -------------------------------------------------------------------------------------------------- saving and loading
 
 
 LOAD = """

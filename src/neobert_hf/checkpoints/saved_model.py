@@ -51,6 +51,12 @@ LIBRARY_KINDS = {
     "SparseEncoder": "sparse",
     "MultiVectorEncoder": "multi-vector",
 }
+# Of cross-encoders, by their activation.
+SCORE_TYPES = {
+    "Identity": "regression",
+    "Sigmoid": "multi_label_classification",
+    "Softmax": "single_label_classification",
+}
 
 
 class SavedModel:
@@ -209,6 +215,8 @@ class SavedModel:
         kind = LIBRARY_KINDS.get(self.library or "", self.head)
         if kind == "score" and len(self.labels) != 1:
             return "classes"
+        if kind == "classes" and not self.is_adapter and len(self.labels) == 1 and not self.config.get("problem_type"):
+            return "score"
         return "classes" if kind == "vector" and self._ends_with_classes() else kind
 
     @cached_property
@@ -217,20 +225,11 @@ class SavedModel:
         return read_object(self.parts[-1] / "config.json") if self.is_chain else {}
 
     def _ends_with_classes(self) -> bool:
-        """Whether the last module is a layer of classes. Its name says it, which every save keeps.
-
-        Earlier versions of this library gave it a number. Then it is a Dense without activation behind a Normalize, and the
-        classes have names of their own. An embedding model with such a Dense has the names LABEL_0, LABEL_1.
-        """
+        """Whether the last module is a layer of classes. Its name says it, which every save keeps."""
         kinds = [kind.rpartition(".")[2] for _, kind in self.modules]
         if kinds[-1:] != ["Dense"] or self.last_settings.get("out_features") != len(self.labels):
             return False
-        name = read_json(self.folder / "modules.json")[-1].get("name", "")
-        if name == CLASSES_MODULE:
-            return True
-        is_plain = str(self.last_settings.get("activation_function")).endswith(".Identity")
-        has_names = self.labels != [f"LABEL_{i}" for i in range(len(self.labels))]
-        return name.isdecimal() and kinds[-2:-1] == ["Normalize"] and is_plain and has_names
+        return read_json(self.folder / "modules.json")[-1].get("name") == CLASSES_MODULE
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -257,6 +256,38 @@ class SavedModel:
         """What the classes are, as in transformers."""
         named = self.record.get("problem_type")
         return named or ("regression" if len(self.labels) == 1 else "single_label_classification")
+
+    @property
+    def score_type(self) -> str:
+        """The problem type by which logits become scores, as in the pipelines of transformers and in sentence-transformers.
+
+        "regression" leaves them, "multi_label_classification" takes the sigmoid, "single_label_classification" the softmax.
+
+        Raises:
+            ValueError: A cross-encoder has another activation.
+        """
+        is_single = len(self.labels) == 1
+        named = self.record.get("problem_type") or "single_label_classification"
+        if self.graph is None and self.library == "CrossEncoder":
+            named = self._score_type_of_pairs(is_single)
+        elif self.graph is None and self.library:
+            named = "single_label_classification"
+        if is_single and named != "regression":
+            return "multi_label_classification"
+        return named
+
+    def _score_type_of_pairs(self, is_single: bool) -> str:
+        types = {"None": "regression", **SCORE_TYPES}
+        if is_single:
+            types |= {"None": "multi_label_classification"}
+            types.pop("Softmax")  # whose score is 1
+        name = str(self.activation)
+        if name in types:
+            return types[name]
+        raise ValueError(
+            f"{self.source} makes scores of logits by {printable(name)}, which config.json cannot say; set activation_fn in "
+            f"{SETTINGS} to torch.nn.Identity, and apply {printable(name)} to the results"
+        )
 
     @property
     def label_type(self) -> str | None:

@@ -8,4 +8,6 @@ __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
 
 if TYPE_CHECKING:
     from .exporting import export_model as export_model
-    from .onnx_model import OnnxModel as OnnxModel, sigmoid as sigmoid
+    from .onnx_model import OnnxModel as OnnxModel
+    from .predicting import predict_file as predict_file
+    from .predictor import Predictor as Predictor, open_folder as open_folder

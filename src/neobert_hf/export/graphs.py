@@ -15,7 +15,7 @@ from transformers.utils.logging import get_logger
 
 from ..checkpoints.embedding_models import adopt
 from ..checkpoints.network import AUTO_CLASS_OF, check_finite, class_of
-from ..checkpoints.saved_model import SETTINGS, SavedModel
+from ..checkpoints.saved_model import SavedModel
 from ..checkpoints.tokenizer import keep_known_settings
 from ..files.terminal import printable, quiet
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
@@ -237,26 +237,11 @@ def _keep_scores(graph: Graph, saved: SavedModel) -> None:
     config = graph.model.config
     if saved.settings.get("default_prompt_name"):
         graph.prompts = {name: saved.settings[name] for name in ("prompts", "default_prompt_name")}
-    if saved.library != "CrossEncoder":
-        config.problem_type = "single_label_classification"
-        return
-    if isinstance(graph, EmbeddingGraph):  # its config is that of the encoder
+    if saved.library == "CrossEncoder" and isinstance(graph, EmbeddingGraph):  # its config is that of the encoder
         config.num_labels = graph.chain.num_labels
-        config.problem_type = None
-    name = str(saved.activation)
-    types = {"None": None, "Sigmoid": None, "Identity": "regression"}  # whose scores are the logits
-    if config.num_labels > 1:
-        types |= {
-            "Sigmoid": "multi_label_classification",
-            "Softmax": "single_label_classification",
-            "None": "regression",
-        }
-    if name not in types:
-        raise ValueError(
-            f"{saved.source} makes scores of logits by {printable(name)}, which config.json cannot say; set activation_fn in "
-            f"{SETTINGS} to torch.nn.Identity, and apply {printable(name)} to the results"
-        )
-    config.problem_type = types[name]
+    config.problem_type = saved.score_type
+    if config.num_labels == 1 and config.problem_type != "regression":
+        config.problem_type = None  # by which it is a score and no class
 
 
 def _load_chain(saved: SavedModel, task: str) -> EmbeddingGraph | SearchGraph:

@@ -19,6 +19,7 @@ from ..checkpoints.saved_model import SavedModel, read_object
 from ..checkpoints.trust import check_vocabulary
 from ..data.lengths import Truncation, fact_of_truncated, plain_tokenizer, tokens_lost
 from ..finetuning.entities import EntityFinder
+from ..finetuning.scores import scores_of, softmax, tag_columns
 from ..finetuning.spans import MAX_ANSWER_TOKENS, best_answers
 from ..finetuning.tags import MARKS
 
@@ -86,7 +87,7 @@ class OnnxModel:
             tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
         settings = read_object(self.folder / "tokenizer_config.json")
         self.max_length: int = settings["model_max_length"]
-        self.mask_token = read_object(self.folder / "special_tokens_map.json").get("mask_token")
+        self.special_tokens = read_object(self.folder / "special_tokens_map.json")
         tokenizer.enable_truncation(self.max_length, direction=settings.get("truncation_side", "right"))
         # The mask hides padding, so any id serves a tokenizer without such a token.
         pad_id = self.config.get("pad_token_id") or 0
@@ -100,7 +101,8 @@ class OnnxModel:
         def compute(windows: Sequence[Encoding]) -> np.ndarray:
             return self._compute(windows)["logits"]
 
-        return EntityFinder(self.tokenizer, self.max_length, self.labels, compute, division)
+        unknown = self.special_tokens.get("unk_token", "")
+        return EntityFinder(self.tokenizer, self.max_length, self.labels, compute, division, unknown)
 
     def __call__(self, texts: Inputs, truncation: Truncation = "warn") -> Arrays:
         """Return the outputs of the graph by name, of one batch of texts, padded to one length.
@@ -333,9 +335,13 @@ class OnnxModel:
             read = self._labels if self.saved.kind == "classes" else self._fillings
             prompt = self.prompts.get(self.default_prompt_name or "")  # of a model of sentence-transformers
             if prompt:
-                given = [_with_prompt(prompt, text) for text in given]
+                given = [with_prompt(prompt, text) for text in given]
             results = self._read_output("logits", partial(read, top_k), given, batch_size, truncation)
         return results[0] if isinstance(texts, str | tuple) else results
+
+    def tag_words(self, words: Sequence[Sequence[str]]) -> list[dict]:
+        """Return the tags of rows of words, as `Tagger` does: `prediction` and `probability`, as of `tag_columns`."""
+        return tag_columns(self._find_entities.tag_words(words), self.labels, self.config.get("tag_scheme"))
 
     def answer(self, question: str, context: str, max_answer_tokens: int = MAX_ANSWER_TOKENS) -> dict:
         """Return the part of a text of any length that answers a question, as `QuestionAnswerer` does.
@@ -377,25 +383,19 @@ class OnnxModel:
         return best_answers(starts, ends, windows, [context], max_answer_tokens)[0]
 
     def _labels(self, top_k: int | None, logits: np.ndarray, *_: Any) -> dict | list[dict]:
-        problem = self.config.get("problem_type")
-        logits = logits.astype(np.float64)
-        if problem == "regression":
-            scores = logits
-        elif problem == "multi_label_classification" or len(logits) == 1:
-            scores = sigmoid(logits)
-        else:
-            scores = _softmax(logits)
+        scores = scores_of(logits, self.saved.score_type)
         best = [{"label": self.labels[index], "score": float(scores[index])} for index in np.argsort(-scores)[:top_k]]
         return best[0] if top_k is None else best
 
     def _fillings(self, top_k: int | None, logits: np.ndarray, encoding: Encoding, text: Text) -> list[dict]:
         tokens = list(encoding.ids)
-        mask_id = self.tokenizer.token_to_id(self.mask_token)
+        mask = self.special_tokens["mask_token"]
+        mask_id = self.tokenizer.token_to_id(mask)
         if tokens.count(mask_id) != 1:
-            fact = f"{text[:60]!r} has {tokens.count(mask_id)} {self.mask_token} in its first {self.max_length} tokens"
+            fact = f"{text[:60]!r} has {tokens.count(mask_id)} {mask} in its first {self.max_length} tokens"
             raise ValueError(f"{fact}; put one in place of a word")
         place = tokens.index(mask_id)
-        scores = _softmax(logits[place])
+        scores = softmax(logits[place])
         fillings = []
         for token in np.argsort(-scores)[: top_k or 5].tolist():
             tokens[place] = token
@@ -411,7 +411,7 @@ def _row(row: np.ndarray, *_: Any) -> np.ndarray:
     return row
 
 
-def _with_prompt(prompt: str, text: Text) -> Text:
+def with_prompt(prompt: str, text: Text) -> Text:
     """Put a prompt before a text, or before the first text of a pair."""
     if isinstance(text, str):
         return prompt + text
@@ -427,16 +427,6 @@ def _prompted(texts: Texts, prompt: str | None) -> list[str]:
 def _texts_of(texts: Inputs) -> list[Text]:
     """Return a text, a pair, or several of them as a list; a dict, as pipelines take it, is one element, which is no text."""
     return [texts] if isinstance(texts, str | tuple | dict) else list(texts)  # type: ignore[list-item]  # the dict
-
-
-def sigmoid(logits: Any) -> np.ndarray:
-    """Return the sigmoid in float64; in float32, that of large logits is one number, and rerankers have ties."""
-    return np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
 @contextmanager

@@ -1,15 +1,14 @@
 """What a job tells the person who runs it: lines on the standard output of its first process."""
 
+import logging
 import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from transformers.utils.logging import get_logger
-
 from .terminal import printable
 
-logger = get_logger(__name__)
+logger = logging.getLogger(__name__)
 _is_silent = False  # inside of `silence`
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datasets import Dataset
-from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score, classification_report, confusion_matrix, f1_score, r2_score
 from sklearn.utils.metaestimators import available_if
@@ -33,6 +32,7 @@ from .head import WEAK, choose_strength, cross_validated, fit_linear, inputs_of_
 from .job import TRAINING, VALIDATION, Job
 from .plan import Plan, plan_fit, weigh
 from .rows import check_known, given_names, labels_of, listed
+from .scores import label_columns, scores_of
 from .summary import MOST_CLASSES, draw_matrix, say_worst, write_report
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, one_or_pair, text_classes
 
@@ -257,7 +257,7 @@ class Classifier(ClassifierMixin, Job):
     @available_if(lambda job: not job.__sklearn_is_fitted__() or job.problem_type != REGRESSION)
     def predict_proba(self, texts: Texts) -> np.ndarray:
         """Return the (N, C) probabilities of `classes_` for N texts; a regression has none."""
-        return self._scores(self.outputs(texts))[:, np.argsort(self._values)]
+        return scores_of(self.outputs(texts), self.problem_type)[:, np.argsort(self._values)]
 
     def score(
         self,
@@ -387,10 +387,6 @@ class Classifier(ClassifierMixin, Job):
             return [values[of_row == 1].tolist() for of_row in found]
         return values[found].tolist()
 
-    def _scores(self, logits: np.ndarray) -> np.ndarray:
-        logits = logits.astype(np.float64)
-        return expit(logits) if self.problem_type == MULTI else softmax(logits, -1)
-
     def metrics(self, outputs: np.ndarray, labels: Sequence[Any]) -> Scores:
         """Return the metrics that `label_metrics` describes."""
         return label_metrics(self.problem_type, np.array(self.encode(labels)), outputs)
@@ -439,15 +435,8 @@ class Classifier(ClassifierMixin, Job):
             rows: Their columns.
             separator: What joins the classes of a row, if it has several; None gives lists.
         """
-        predictions = self._decide(outputs)
-        if self.problem_type == MULTI and separator:
-            predictions = list(map(separator.join, predictions))
-        found = [row | {"prediction": prediction} for row, prediction in zip(rows, predictions)]
-        if self.problem_type != REGRESSION:
-            names = [f"probability_{name}" for name in self._classes]
-            for row, scores in zip(found, self._scores(outputs)):
-                row |= zip(names, (round(float(score), 6) for score in scores))
-        return found
+        found = label_columns(outputs, self._classes, self.problem_type, separator)
+        return [row | columns for row, columns in zip(rows, found)]
 
     def _save_weights(self, folder: str | Path) -> None:
         if not hasattr(self.model_, "merge_and_unload"):  # of an adapter

@@ -24,6 +24,7 @@ class EntityFinder:
         names: Names of the tags, in the order of the logits.
         run: Returns the logits (B, L, number of tags) of B windows, which are padded to L tokens.
         division: "whitespace", "ends" or "marks", by which texts become words as in the training.
+        unknown: The token of a word of characters that the tokenizer removes.
     """
 
     tokenizer: Tokenizer
@@ -31,6 +32,7 @@ class EntityFinder:
     names: Sequence[str]
     run: Callable[[Sequence[Encoding]], np.ndarray]
     division: str = MARKS
+    unknown: str = ""
 
     def __post_init__(self) -> None:
         self.tokenizer = Tokenizer.from_str(self.tokenizer.to_str())
@@ -51,17 +53,44 @@ class EntityFinder:
         """
         if pairs := [text for text in texts if isinstance(text, tuple | list)]:
             raise ValueError(f"{pairs[0]!r} is a pair, and a tagger reads one text; give a text, or a list of texts")
-        order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
+        found = self._read(texts, batch_size)
+        return [self._entities(text, *of_text) for text, of_text in zip(texts, found)]
+
+    def tag_words(self, rows: Sequence[Sequence[str]], batch_size: int = 32) -> list[np.ndarray]:
+        """Return the (number of words, number of tags) logits of rows of words, as `Tagger.outputs` does.
+
+        Args:
+            rows: Words of each row, one at least.
+            batch_size: Number of windows in a batch of the model.
+        """
+        # the spaces of a text; byte-level tokenizers mark the beginning of a word by one
+        spaced = [[first, *(f" {word}" for word in others)] for first, *others in rows]
+        encodings = self.tokenizer.encode_batch(spaced, is_pretokenized=True)
+        for row, first in zip(spaced, encodings):
+            seen = {word for window in (first, *first.overflowing) for word in window.word_ids}
+            row[:] = [word if number in seen else self.unknown for number, word in enumerate(row)]
+        found = []
+        for windows, logits in self._read(spaced, batch_size, is_pretokenized=True):
+            word_ids = [window.word_ids for window in windows]
+            of_words: dict[int | None, np.ndarray] = {}
+            for window, column in own_pieces(word_ids, self.overlap):
+                of_words.setdefault(word_ids[window][column], logits[window][column])
+            found.append(np.stack(list(of_words.values())))
+        return found
+
+    def _read(self, inputs: Sequence[Any], batch_size: int, **options: bool) -> list[tuple[list[Encoding], list]]:
+        """The windows of each input, and their logits; inputs of similar length share a batch."""
+        order = sorted(range(len(inputs)), key=lambda number: -len(inputs[number]))
         found = {}
         for start in range(0, len(order), batch_size):
             numbers = order[start : start + batch_size]
-            encodings = self.tokenizer.encode_batch([texts[number] for number in numbers])
+            encodings = self.tokenizer.encode_batch([inputs[number] for number in numbers], **options)
             windows = [[first, *first.overflowing] for first in encodings]
             every = list(chain.from_iterable(windows))
             logits = chain.from_iterable(self.run(every[i : i + batch_size]) for i in range(0, len(every), batch_size))
-            for number, of_text in zip(numbers, windows):
-                found[number] = self._entities(texts[number], of_text, list(islice(logits, len(of_text))))
-        return [found[number] for number in range(len(texts))]
+            for number, of_input in zip(numbers, windows):
+                found[number] = of_input, list(islice(logits, len(of_input)))
+        return [found[number] for number in range(len(inputs))]
 
     def _entities(self, text: str, windows: Sequence[Encoding], logits: Sequence[np.ndarray]) -> list[dict]:
         word_ids = [window.word_ids for window in windows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +17,20 @@ from ..files.output import check_file, writing
 
 PREDICTION_FORMATS = (".csv", ".jsonl", ".parquet")
 PREDICTION_COLUMNS = ("prediction", "probability")  # what `Job.prediction_rows` adds to the columns of a file
+
+
+def check_predictions_file(file: Path, overwrite: bool, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Refuse a file of predictions that has another suffix, or that is there; arguments as of `check_file`.
+
+    Raises:
+        ValueError: The suffix is none of `PREDICTION_FORMATS`.
+        FileExistsError: The file exists, or is an input.
+    """
+    if file.suffix not in PREDICTION_FORMATS:
+        raise ValueError(
+            f"{file} has none of the suffixes {', '.join(PREDICTION_FORMATS)}; choose one for the predictions"
+        )
+    check_file(file, overwrite, inputs)
 
 
 def write_predictions(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..data.rows import Row, read_rows
 from .rows import (
     Columns,
-    LabelledDataArguments,
     LabelledRows,
     Missing,
     as_lists,
@@ -19,6 +18,9 @@ from .rows import (
     move_to_validation,
     read_splits,
 )
+
+if TYPE_CHECKING:
+    from .arguments import LabelledDataArguments
 
 TEXTS = [("question",), ("context",)]
 ANSWERS = [("answers", "is_impossible")]

@@ -1,7 +1,5 @@
 """Rows with labels from files or the Hub, as plain lists: all faults in one message, and a tenth of the rows held out."""
 
-# ruff: noqa: RUF009  (HfArg returns a field)
-
 from __future__ import annotations
 
 import itertools
@@ -10,65 +8,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
 import numpy as np
-from datasets import ClassLabel, load_dataset
-from transformers.hf_argparser import HfArg
 
-from ..data.lengths import DEFAULT_LENGTH
 from ..data.rows import SHOWN, Row, checked_text, read_rows, trimmed
 from ..files import messages
-from ..files.output import check_file
-from .predictions import PREDICTION_COLUMNS, PREDICTION_FORMATS
+from .predictions import PREDICTION_COLUMNS
+
+if TYPE_CHECKING:
+    from .arguments import LabelledDataArguments
 
 EXAMPLE_CHARACTERS = 300
 RARE = 5  # a class with fewer training rows is reported
-
-
-@dataclass
-class LabelledDataArguments:
-    """Data."""
-
-    train_file: str = HfArg(default=None, help=".csv, .tsv, .jsonl, .json or .parquet; of words also CoNLL.")
-    validation_file: str = HfArg(
-        default=None,
-        help="The same for evaluation. Default: a tenth of the training rows; a classifier trains on all of few rows.",
-    )
-    test_file: str = HfArg(default=None, help="The same for predictions; labels may be missing.")
-    predictions_file: str = HfArg(default=None, help=".csv, .jsonl or .parquet. Default: in --output_dir.")
-    overwrite: bool = HfArg(default=False, help="Replace predictions and results of an earlier command.")
-    dataset_name: str = HfArg(default=None, help="Dataset of the Hub, instead of files for training.")
-    dataset_config: str = HfArg(default=None, help="Configuration of the dataset.")
-    column_names: list[str] = HfArg(default=None, help="All columns of .csv or .tsv files without a line of names.")
-    max_seq_length: int = HfArg(
-        default=DEFAULT_LENGTH, help="Length in tokens at which texts are truncated, or of a window."
-    )
-    max_train_rows: int = HfArg(default=None, help="Train on this number of rows, drawn at random.")
-    skip_bad_rows: bool = HfArg(default=False, help="Leave out rows with a fault, and say how many.")
-
-    def __post_init__(self):
-        if not self.has_training and not self.test_file:
-            raise ValueError("give train_file or dataset_name to train, or test_file alone to predict")
-        if self.train_file and self.dataset_name:
-            raise ValueError("give exactly one of train_file and dataset_name")
-        if self.predictions_file:  # before anything is trained
-            self._check_predictions_file(Path(self.predictions_file))
-
-    def _check_predictions_file(self, file: Path) -> None:
-        if not self.test_file:
-            raise ValueError("predictions_file belongs to test_file; give the rows to predict")
-        if file.suffix not in PREDICTION_FORMATS:
-            formats = ", ".join(PREDICTION_FORMATS)
-            raise ValueError(f"predictions_file={file} has none of the suffixes {formats}; choose one")
-        read = (self.train_file, self.validation_file, self.test_file)
-        check_file(file, self.overwrite, read)
-
-    @property
-    def has_training(self) -> bool:
-        """Whether there are rows to train on; otherwise a script predicts only."""
-        return bool(self.train_file or self.dataset_name)
 
 
 @dataclass
@@ -267,6 +220,8 @@ def _leave_out(splits: dict[str, list[Row]], skip: bool) -> None:
 
 def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict[str, list[Row]], list[str]]:
     """Rows of the splits of a dataset, and the names of its classes."""
+    from datasets import ClassLabel, load_dataset
+
     data = load_dataset(arguments.dataset_name, arguments.dataset_config)
     if "train" not in data:
         found = f"{arguments.dataset_name} has the splits {', '.join(data)}"

@@ -68,27 +68,19 @@ def draw_matrix(matrix: np.ndarray, names: list[str], file: Path) -> None:
         figure.savefig(stream, format="png", dpi=120)
 
 
-def say_saved(folder: str | Path, *command: str, test_file: str = "NEW.csv") -> None:
+def say_saved(folder: str | Path, *options: str, test_file: str | None = None) -> None:
     """Tell what the folder of a trained model has for a reader, and the commands that may follow.
 
     Args:
         folder: Folder of the model, or of an adapter.
-        command: Command of `neobert` that predicts with it, if there is one, and options of it.
-        test_file: Name of a file that this command reads.
+        options: Options of `neobert predict`.
+        test_file: Name of a file that it reads; None if the model predicts nothing of rows.
     """
     names = [file.name for pattern in TOLD for file in sorted(Path(folder).glob(pattern))]
     shown = ", ".join(names)
     commands: list[tuple] = []
-    if command:
-        options = (
-            "--model_name_or_path",
-            folder,
-            "--test_file",
-            test_file,
-            "--output_dir",
-            f"{folder}-new",
-        )
-        commands.append((*command, *options))
+    if test_file:
+        commands.append(("predict", folder, test_file, *options))
     if Path(folder, "adapter_config.json").exists():
         say(f"{folder} has the adapter, {shown}")
     else:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from scipy.special import softmax
 from seqeval import metrics as entities
 from sklearn.metrics import accuracy_score, classification_report, f1_score
 from tokenizers import Encoding
@@ -36,6 +35,7 @@ from .findings import Scores
 from .job import TRAINING, Job
 from .plan import SMALL, Plan
 from .rows import check_known, given_names
+from .scores import softmax, tag_columns
 from .summary import say_worst, write_report
 from .tags import MARKS, division_of, kinds_of, own_pieces
 from .words import checked_tags, checked_words, from_iob2, iob2_names, is_iob, tag_names, tag_scheme, to_iob2
@@ -187,9 +187,6 @@ class Tagger(Job):
             found[window["row"]].append(of_tokens[is_marked])
         return list(map(np.concatenate, found.values()))
 
-    def _scores(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
-        return [softmax(row.astype(np.float64), -1) for row in outputs]
-
     def _decide(self, outputs: list[np.ndarray]) -> list[list[str]]:
         tags = self._tags(outputs)
         return from_iob2(tags, self._scheme) if self._scheme else tags
@@ -201,7 +198,7 @@ class Tagger(Job):
 
     def predict_proba(self, words: Words) -> list[np.ndarray]:
         """Return the (number of words, number of tags) probabilities of the tags of the model, for each row of words."""
-        return self._scores(self.outputs(words))
+        return list(map(softmax, self.outputs(words)))
 
     def find_entities(self, texts: Sequence[str], batch_size: int = 32) -> list[list[dict]]:
         """Return the entities of texts of any length, as `EntityFinder` does.
@@ -273,11 +270,8 @@ class Tagger(Job):
 
     def prediction_rows(self, outputs: list[np.ndarray], rows: list[dict]) -> list[dict[str, Any]]:
         """Return rows with `prediction`, a tag for each word, and `probability`, that of each tag."""
-        found = []
-        for row, tags, scores in zip(rows, self._decide(outputs), self._scores(outputs)):
-            probabilities = [round(float(score), 6) for score in scores.max(-1)]
-            found.append(row | {"prediction": tags, "probability": probabilities})
-        return found
+        found = tag_columns(outputs, self._classes, self._scheme)
+        return [row | columns for row, columns in zip(rows, found)]
 
 
 def piece_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:

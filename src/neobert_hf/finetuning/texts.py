@@ -1,7 +1,5 @@
 """Texts, or pairs of texts, with a class, several classes, or a number."""
 
-# ruff: noqa: RUF009  (HfArg returns a field)
-
 from __future__ import annotations
 
 import itertools
@@ -9,17 +7,12 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from transformers.hf_argparser import HfArg
-
-from ..data.lengths import Truncation
 from ..data.rows import trimmed
 from ..files.messages import say
 from .rows import (
     Columns,
-    LabelledDataArguments,
     LabelledRows,
     Missing,
     add_validation,
@@ -38,8 +31,10 @@ from .rows import (
     warn,
 )
 
+if TYPE_CHECKING:
+    from .arguments import LabelledTextArguments
+
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
-Kind = Literal["auto", "single_label_classification", "multi_label_classification", "regression"]
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")  # 007 is a name
 # Numbers as people write them: 3.8 €, EUR 1 000,50, 4/5, 10 %, 5 stars
 AMOUNT = re.compile(r"([^\w\s]{1,2}|[A-Z]{3})?\s*(0|[1-9]\d*)([.,'\s]\d+)*\s*(/\s*\d+|\D{0,10})")
@@ -47,25 +42,6 @@ THOUSANDS = re.compile(r"-?[1-9]\d{0,2}(\.\d{3})+")
 AS_NUMBERS = "to predict numbers, write them as 3.5, without a unit, and choose problem_type=regression"
 OR_COLUMNS = ", or give columns of 0 and 1 by label_columns"
 TRUTHS = {"true": "1", "false": "0"}
-
-
-@dataclass
-class LabelledTextArguments(LabelledDataArguments):
-    """Data."""
-
-    text_columns: list[str] = HfArg(default_factory=lambda: ["text"], help="One or two columns of text.")
-    label_column: str = HfArg(default="label", help="Column of the class, the list of classes, or the number.")
-    label_columns: list[str] = HfArg(default=None, help="Columns of 0 and 1, one for each class, instead.")
-    label_separator: str = HfArg(default=None, help="What separates the classes in --label_column, such as ';'.")
-    truncation: Truncation = HfArg(
-        default="warn", help="Texts above max_seq_length: warn, error (refuse them), or off."
-    )
-    problem_type: Kind = HfArg(default="auto", help="auto: by the labels of the training rows.")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 1 <= len(self.text_columns) <= 2:
-            raise ValueError(f"text_columns={' '.join(self.text_columns)}; name one or two")
 
 
 def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Any = None) -> LabelledRows:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
-
-from transformers.hf_argparser import HfArg
+from typing import TYPE_CHECKING, Any
 
 from ..data.rows import Row, checked_text, read_lines, read_rows, suffix_of
 from ..files.messages import say
 from .rows import (
     Columns,
-    LabelledDataArguments,
     LabelledRows,
     Missing,
     add_validation,
@@ -31,20 +27,15 @@ from .rows import (
 )
 from .tags import kinds_of
 
+if TYPE_CHECKING:
+    from .arguments import TaggedWordArguments
+
 CONLL_SUFFIXES = (".conll", ".txt", ".iob", ".bio", ".tsv")
 WORD_COLUMNS = ("words", "tokens")
 TAG_COLUMNS = ("tags", "ner_tags")
 # Letters of the last word of an entity and of an entity of one word, by the name of the scheme in seqeval
 SCHEMES = {"IOBES": ("E", "S"), "BILOU": ("L", "U")}
 IOB2 = {"E": "I", "L": "I", "S": "B", "U": "B"}
-
-
-@dataclass
-class TaggedWordArguments(LabelledDataArguments):
-    """Data."""
-
-    word_column: str = HfArg(default=None, help="Default: words or tokens. Of CoNLL a number; default: 1.")
-    tag_column: str = HfArg(default=None, help="Default: tags or ner_tags. Of CoNLL a number; default: the last.")
 
 
 def is_iob(names: Iterable[str]) -> bool:

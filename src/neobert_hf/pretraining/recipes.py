@@ -207,7 +207,7 @@ def read_recipe(name: str) -> tuple[Recipe, dict, dict]:
         return RECIPES[name], {}, {}
     if not name.endswith((".yaml", ".yml")):
         raise ValueError(
-            f"recipe={name!r} is not one of {', '.join(RECIPES)}, and no YAML file such as examples/paper/recipes/m3.yaml"
+            f"recipe={name!r} is not one of {', '.join(RECIPES)}, and no YAML file; recipe.yaml of a run is one"
         )
     try:
         values = yaml.safe_load(Path(name).read_text("utf-8"))

@@ -7,14 +7,11 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import contextual_training
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-
-pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
-
-import contextual_training
 import train_contextual
 from conftest import SENTENCE, files_of_pairs, flags, json_lines, losses_of, run_main
 from contextual_batches import (
@@ -34,12 +31,7 @@ from contextual_embeddings import (
     load_context,
     save_context,
 )
-from contextual_training import (
-    ContextualArguments,
-    ContextualRankingLoss,
-    ContextualTrainingArguments,
-    open_pairs,
-)
+from contextual_training import ContextualArguments, ContextualRankingLoss, ContextualTrainingArguments, open_pairs
 from datasets import Dataset, DatasetDict
 from launch import on_two_processes
 from safetensors.numpy import save_file
@@ -56,13 +48,9 @@ QUERIES = [f"the {document}" for document in DOCUMENTS]
 
 @pytest.fixture
 def model(folder):
-    """A contextual model in float64, in training mode, with dropout of context vectors."""
     options = {"context_size": SIZE, "context_dropout": 0.5, "model_kwargs": {"dtype": torch.float64}}
     torch.manual_seed(0)
     return contextual_sentence_transformer(folder, **options).train()
-
-
-# ------------------------------------------------------------------------------------------------------------ batches
 
 
 def test_paired_k_means_finds_planted_topics_whichever_side_is_the_query_and_depends_on_the_seed_only():
@@ -127,9 +115,6 @@ def test_clusters_are_made_once_for_texts_and_settings_and_a_checkpoint_holds_th
     stored = pickle.dumps(partial(ContextualBatchSampler, datasets={0: made}))
     assert len(stored) < 1000
     assert np.array_equal(pickle.loads(stored).keywords["datasets"][0].queries, made.queries)
-
-
-# --------------------------------------------------------------------------------------------------------------- loss
 
 
 def one_graph(model, num_pairs, mask=None, temperature=0.02):
@@ -221,9 +206,6 @@ def test_the_number_of_texts_with_gradients_is_that_of_one_mini_batch_and_each_g
     for state in graphs:
         with pytest.raises(RuntimeError, match="second time"):
             state.sum().backward()
-
-
-# ---------------------------------------------------------------------------------------------------------------- use
 
 
 def test_a_context_changes_the_embeddings_of_documents_and_queries_and_is_saved_with_the_model(model, tmp_path):
@@ -333,9 +315,6 @@ def test_the_snippets_of_the_readme_run(tmp_path, monkeypatch):
     assert Path("runs/contextual/contextual_neobert.py").is_file() and Path("documentation.safetensors").is_file()
 
 
-# ----------------------------------------------------------------------------------------------------------- training
-
-
 @pytest.fixture
 def command(folder, tmp_path):
     """Command line of the script: two datasets of pairs, the bare model as its own surrogate."""
@@ -353,14 +332,10 @@ def command(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_training_lowers_the_loss_and_the_second_stage_of_the_recipe_starts_from_the_first(
-    command, tmp_path, monkeypatch
-):
-    batches = []
-    forward = ContextualRankingLoss.forward
-    monkeypatch.setattr(
-        ContextualRankingLoss, "forward", lambda *args: batches.append(args[2].tolist()) or forward(*args)
-    )
+def test_training_lowers_the_loss_and_the_second_stage_starts_from_the_first(command, tmp_path, monkeypatch):
+    batches, forward = [], ContextualRankingLoss.forward
+    watched = lambda *args: batches.append(args[2].tolist()) or forward(*args)  # noqa: E731
+    monkeypatch.setattr(ContextualRankingLoss, "forward", watched)
     printed = run_main(train_contextual, *command(tmp_path / "first", max_steps=24, save_steps=24))
     losses = list(losses_of(tmp_path / "first").values())
     assert np.mean(losses[-8:]) < np.mean(losses[:8])
@@ -422,10 +397,7 @@ def test_the_stages_of_the_paper_are_read_by_source(monkeypatch):
         for name, (q, d) in parts.items()
     }
     supervised = DatasetDict({"nq": Dataset.from_dict({"query": ["a"], "pos": [["b", "c"]], "neg": [["d"]]})})
-    hub = {
-        "nomic-ai/nomic-embed-unsupervised-data": DatasetDict(unsupervised),
-        "cfli/bge-full-data": supervised,
-    }
+    hub = {"nomic-ai/nomic-embed-unsupervised-data": DatasetDict(unsupervised), "cfli/bge-full-data": supervised}
     monkeypatch.setattr(contextual_training, "load_dataset", hub.__getitem__)
     sets = open_pairs(ContextualArguments("model", stage="unsupervised"), 1)
     assert {name: rows.to_dict() for name, rows in sets.items()} == {

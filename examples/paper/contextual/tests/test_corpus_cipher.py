@@ -1,11 +1,8 @@
 """The corpus cipher: a trained contextual model finds answers that only the corpus determines."""
 
+import corpus_cipher
 import numpy as np
 import pytest
-
-pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
-
-import corpus_cipher
 
 NUM_SHIFTS, GROUP, HEADERS = 3, 4, 3  # smaller corpora than those of the benchmark, which take a minute to learn
 CHANCE = 1 / NUM_SHIFTS  # the most that any model without context can reach

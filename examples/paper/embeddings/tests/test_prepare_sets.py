@@ -8,8 +8,6 @@ import yaml
 from conftest import run_main
 from datasets import Dataset
 
-pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
-
 SETS = yaml.safe_load(Path(prepare_sets.__file__).with_name("sets.yaml").read_text("utf-8"))
 
 QUORA = {"set": {"query": "q", "pos": ["p", "p2"], "neg": ["n", "n2"]}}

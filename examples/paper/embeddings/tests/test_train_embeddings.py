@@ -5,9 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
-
 import train_embeddings
 from conftest import SENTENCE, new_encoder, run_main
 from datasets import Dataset, DatasetDict
@@ -34,9 +31,8 @@ def test_instructions_decide_between_two_targets_of_one_question_in_a_training_f
     options = {"max_steps": 150, "per_device_train_batch_size": 16, "learning_rate": 2e-3, "warmup_steps": 10}
     training = ContrastiveTrainingArguments(str(tmp_path / "run"), save_strategy="no", **options, **QUIET)
     arguments = PaperArguments(str(tmp_path / "bare"), instruction_sides="query")
-    train_with_prompts(
-        model, DatasetDict(sets), training, arguments, {name: f"{name} " for name in targets}, DatasetDict()
-    )
+    prompts = {name: f"{name} " for name in targets}
+    train_with_prompts(model, DatasetDict(sets), training, arguments, prompts, DatasetDict())
     assert training.prompts == {name: {"anchor": f"{name} "} for name in targets}
     run = json.loads((tmp_path / "run/run.json").read_text())  # a resume compares it
     assert run["prompts"] == training.prompts and run["texts"]["first"] != run["texts"]["second"]
@@ -50,7 +46,6 @@ def test_instructions_decide_between_two_targets_of_one_question_in_a_training_f
 
 @pytest.fixture
 def command(folder, tmp_path):
-    """A function that gives the arguments of a short run on two files."""
     rng, words, files = np.random.default_rng(0), SENTENCE.split(), []
     for name, count in {"large": 90, "small": 12}.items():
         rows = [{"q": " ".join(rng.choice(words, 3)), "d": " ".join(rng.choice(words, 6))} for _ in range(count)]
@@ -60,11 +55,8 @@ def command(folder, tmp_path):
 
     def build(**changes):
         flags = {"train_files": files, **options, **QUIET, "output_dir": tmp_path / "run", **changes}
-        parts = [
-            [f"--{name}", *(value if isinstance(value, list) else [value])]
-            for name, value in flags.items()
-            if value is not None
-        ]
+        given = {name: value for name, value in flags.items() if value is not None}
+        parts = [[f"--{name}", *(value if isinstance(value, list) else [value])] for name, value in given.items()]
         return [str(word) for part in parts for word in part]
 
     return build
@@ -99,9 +91,8 @@ def test_texts_that_are_truncated_with_their_instruction_are_counted(folder, tok
     rows = Dataset.from_dict({"anchor": questions, "positive": answers})
     model = SentenceTransformer(folder)
     model.max_seq_length = 6
-    training = ContrastiveTrainingArguments(
-        str(tmp_path / "run"), max_steps=1, per_device_train_batch_size=2, save_strategy="no", **QUIET
-    )
+    options = dict(max_steps=1, per_device_train_batch_size=2, save_strategy="no", **QUIET)
+    training = ContrastiveTrainingArguments(str(tmp_path / "run"), **options)
     arguments = PaperArguments(folder, instruction_sides=sides)
     train_with_prompts(model, DatasetDict(faq=rows), training, arguments, {"faq": PROMPT}, DatasetDict(faq=rows))
     before = PROMPT if sides == "both" else ""

@@ -25,7 +25,6 @@ class BlockDiagonalMask:
 
     @classmethod
     def from_seqlens(cls, q_seqlen, kv_seqlen=None, *, device=None):
-        """A mask of blocks of these lengths."""
         assert device.type == "cpu", "a mask that is made on a device makes the host wait"
         starts = [0, *torch.tensor(q_seqlen).cumsum(0).tolist()]
         info = _SeqLenInfo(torch.tensor(starts, dtype=torch.int32), max(q_seqlen), min(q_seqlen), starts)

@@ -1,6 +1,6 @@
 """Copy JSON lines without near-duplicates, by datatrove's MinHash: one document of each group stays.
 
-    python examples/deduplicate_corpus.py corpus/*.jsonl --output_dir unique
+    python examples/corpus/deduplicate_corpus.py corpus/*.jsonl --output_dir unique
 
 A pair of documents whose runs of five words agree to 80 % is found with a probability of 92 %, to 50 % with 5 %. Case, numbers,
 accents and punctuation do not count; a document of fewer than five words stays. `unique/00000.jsonl` has the rows of the first

@@ -1,6 +1,6 @@
 """Embed the texts of Parquet files on all cores or GPUs of a machine or of a Ray cluster; the same command resumes.
 
-python examples/embed_corpus_ray.py corpus vectors --model exported --dtype int8
+python examples/corpus/embed_corpus_ray.py corpus vectors --model exported --dtype int8
 """
 
 import argparse

@@ -2,14 +2,11 @@
 
 import json
 
+import dill
 import pytest
+import tokenize_slurm
 from conftest import flags, run_main
 from transformers import AutoTokenizer
-
-pytest.importorskip("datatrove", reason="tokenizing needs datatrove (pip install -e .[train])")
-
-import dill
-import tokenize_slurm
 
 from neobert_hf.pretraining import Corpus, tokenize
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf import MINI_MODEL_PATH
 
-pa = pytest.importorskip("pyarrow")
 pytest.importorskip("ray", reason="ray is not installed (make test-runtimes)")
 pytestmark = pytest.mark.runtime
 
 from pyarrow import parquet  # noqa: E402
 
-SCRIPT = Path(__file__).parents[2] / "examples/embed_corpus_ray.py"
+SCRIPT = Path(__file__).parents[1] / "embed_corpus_ray.py"
 NUM_ROWS = 4 * 1024 + 100  # five blocks, on two workers
 
 
@@ -36,13 +36,12 @@ def corpus(tmp_path_factory):
 
 def start(corpus, output, model=MINI_MODEL_PATH, dtype="float32"):
     command = [sys.executable, SCRIPT, corpus, output, "--model", model, "--dtype", dtype]
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1] / "src")}
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2] / "src")}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(list(map(str, command)), cwd=output.parent, env=environment, **pipes)
 
 
 def wait_for_a_block(run, output):
-    """Wait until a block is written, and recorded as such beside the output."""
     while not [file for file in output.parent.glob("vectors.*/*.parquet") if ".pending" not in file.name]:
         assert run.poll() is None, run.stdout.read()
         time.sleep(0.1)

@@ -1,6 +1,6 @@
 """Tokenize text for pretraining on Slurm, by datatrove's executor: an array of tasks, then a job that writes the manifest.
 
-    python examples/tokenize_slurm.py --partition cpu --tokenizer_name runs/tokenizer --output_dir runs/documents \\
+    python examples/corpus/tokenize_slurm.py --partition cpu --tokenizer_name runs/tokenizer --output_dir runs/documents \\
         corpus/*.jsonl
 
 All machines must see the files and the folder. The same command submits what is missing after an interruption. Further arguments

@@ -1,0 +1,217 @@
+"""A saved or an exported folder, opened to predict, for `neobert serve` and `neobert predict`. An export needs no torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ..checkpoints.saved_model import SavedModel
+from ..data.lengths import Truncation, fact_of_truncated, plain_tokenizer
+from ..finetuning.scores import scores_of
+from .onnx_model import OnnxModel, Text, with_prompt
+
+BATCH_SIZE = 32
+
+
+@dataclass
+class Predictor:
+    """An open model. The kind of the model, `saved.kind`, decides which functions it has; the others are None.
+
+    Args:
+        saved: What the folder holds.
+        vectors: Returns the (N, D) embeddings of N texts, of length 1.
+        logits_of_batch: Returns the (N, C) logits of a batch of N texts or pairs of texts.
+        entities: Returns the entities of texts of any length, as of `EntityFinder`.
+        tags: Returns the tags of rows of words, as of `tag_columns`.
+        answers: Returns the answer to each question in the text beside it, as of `best_answers`.
+        tokenizer: Counts the tokens of a text; None if the model reads texts of any length.
+        max_length: Number of tokens that the model reads.
+        prompt: What the model puts before each text, or before the first text of a pair.
+        lock: To hold while the model computes, if it computes one request after another.
+    """
+
+    saved: SavedModel
+    vectors: Any = None
+    logits_of_batch: Any = None
+    entities: Any = None
+    tags: Any = None
+    answers: Any = None
+    tokenizer: Tokenizer | None = None
+    max_length: int = sys.maxsize
+    prompt: str = ""
+    lock: Any = field(default_factory=nullcontext)
+
+    def __post_init__(self):
+        if self.tokenizer:
+            self.tokenizer = plain_tokenizer(self.tokenizer)  # the model's own one truncates and pads
+
+    def logits(self, inputs: Sequence[Text]) -> np.ndarray:
+        """Return the (N, C) logits of N texts or pairs of texts; those of similar length share a batch."""
+        order = sorted(range(len(inputs)), key=lambda number: -len("".join(inputs[number])))
+        found: dict[int, np.ndarray] = {}
+        for start in range(0, len(order), BATCH_SIZE):
+            numbers = order[start : start + BATCH_SIZE]
+            found |= zip(numbers, self.logits_of_batch([inputs[number] for number in numbers]))
+        return np.stack([found[number] for number in range(len(inputs))])
+
+    def labels(self, inputs: Sequence[Text], is_raw: bool = False) -> list[list[dict[str, Any]]]:
+        """Return for each text or pair its labels, the best first, as dicts of `label` and `score`; a raw score is a logit."""
+        scores = self.logits(inputs)
+        if not is_raw:
+            scores = scores_of(scores, self.saved.score_type)
+        found = []
+        for row in scores.tolist():
+            labels = [{"label": name, "score": score} for name, score in zip(self.saved.labels, row)]
+            found.append(sorted(labels, key=lambda label: -label["score"]))
+        return found
+
+    def count_tokens(self, inputs: Sequence[Text], truncation: Truncation) -> tuple[str, int]:
+        """Return what `fact_of_truncated` says of texts or pairs, and the number of tokens that the model reads."""
+        if not self.tokenizer:
+            return "", 0
+        lengths = list(map(len, self.tokenizer.encode_batch([with_prompt(self.prompt, each) for each in inputs])))
+        lost = [max(length - self.max_length, 0) for length in lengths]
+        return fact_of_truncated(lost, len(lengths), self.max_length, truncation), sum(lengths) - sum(lost)
+
+
+def open_folder(
+    folder: str | Path,
+    dtype: str | None = None,
+    runtime: str | None = None,
+    num_threads: int | None = None,
+    is_shared: bool = False,
+) -> Predictor:
+    """Open the model of a folder.
+
+    Args:
+        folder: Folder that a training saved, or that `export_model` wrote.
+        dtype: Of an exported folder, as of `OnnxModel`.
+        runtime: The same. Default: the first one whose files it has.
+        num_threads: Threads that compute a batch. Default: all.
+        is_shared: Whether several threads use the model, each of which computes a batch of an exported model alone.
+
+    Raises:
+        ValueError: It is no folder, an option is not for it, or as of `SavedModel.check` and `OnnxModel`.
+        OSError: A file is missing.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; give one that a training saved, or that `neobert export` wrote")
+    saved = SavedModel(folder)
+    if saved.graph:
+        saved.check_export()
+    if saved.kind not in ("vector", "classes", "score", "tags", "spans"):
+        name = saved.library or saved.architecture or "model without a head"
+        kinds = "an embedding model, a classifier, a tagger, a reranker or a model that answers questions"
+        raise ValueError(f"{folder} holds a {name}; give the folder of {kinds}")
+    if saved.graph:
+        runtime = runtime or ("onnxruntime" if (folder / "onnx").is_dir() else "openvino")
+        return _of_export(OnnxModel(folder, dtype or "fp32", runtime, num_threads or (1 if is_shared else None)))
+    if dtype or runtime:
+        raise ValueError(f"{folder} is not exported, and --dtype and --runtime are for exported folders; omit them")
+    saved.check()
+    saved.check_head()
+    if num_threads:
+        import torch
+
+        torch.set_num_threads(num_threads)
+    predictor = _of_modules(saved) if saved.library else _of_head(saved)
+    predictor.lock = Lock()
+    return predictor
+
+
+def _of_export(model: OnnxModel) -> Predictor:
+    """An exported model. Requests share it, and a thread computes each of them."""
+    if model.saved.kind == "tags":
+        return Predictor(model.saved, entities=model.predict, tags=model.tag_words)
+    if model.saved.kind == "spans":
+        return Predictor(model.saved, answers=lambda *columns: list(map(model.answer, *columns)))
+    predictor = Predictor(model.saved, tokenizer=model.tokenizer, max_length=model.max_length)
+    predictor.prompt = model.prompts.get(model.default_prompt_name or "", "")
+    predictor.vectors = partial(model.encode, normalize_embeddings=True, truncation="off")
+
+    def logits(inputs: Sequence[Text]) -> np.ndarray:
+        return model([with_prompt(predictor.prompt, each) for each in inputs], "off")["logits"]
+
+    predictor.logits_of_batch = logits
+    return predictor
+
+
+def _of_modules(saved: SavedModel) -> Predictor:
+    """A model of sentence-transformers: it embeds texts, classifies them by a last layer, or reads pairs."""
+    if saved.library == "CrossEncoder":
+        return _of_pairs(saved)
+    from ..checkpoints.embedding_models import longest_input, open_embedding_model, prompt_of
+
+    model = open_embedding_model(saved.source)
+    return Predictor(
+        saved,
+        vectors=partial(model.encode, normalize_embeddings=True),
+        logits_of_batch=model.encode,
+        tokenizer=model.tokenizer.backend_tokenizer,
+        max_length=longest_input(model) or sys.maxsize,
+        prompt=prompt_of(model),
+    )
+
+
+def _of_pairs(saved: SavedModel) -> Predictor:
+    from sentence_transformers import CrossEncoder
+    from torch.nn import Identity
+
+    from ..checkpoints.embedding_models import longest_input, prompt_of
+
+    saved.load_tokenizer()  # which refuses that of another model
+    model = CrossEncoder(saved.source)
+
+    def logits(inputs: Sequence[Text]) -> np.ndarray:
+        if str in map(type, inputs):
+            raise ValueError("the model reads pairs of texts; give two texts in place of one")
+        return model.predict(inputs, activation_fn=Identity()).reshape(len(inputs), -1)
+
+    longest = longest_input(model) or sys.maxsize
+    return Predictor(
+        saved,
+        logits_of_batch=logits,
+        tokenizer=model.tokenizer.backend_tokenizer,
+        max_length=longest,
+        prompt=prompt_of(model),
+    )
+
+
+def _of_head(saved: SavedModel) -> Predictor:
+    """A model of transformers: a classifier, a tagger, or one that answers questions."""
+    import torch
+
+    from ..finetuning import Classifier, QuestionAnswerer, Tagger
+
+    if saved.kind == "spans":
+        return Predictor(saved, answers=QuestionAnswerer(saved.source, verbose=False).predict)
+    if saved.kind == "tags":
+        tagger = Tagger(saved.source, verbose=False)
+
+        def tags(words: Sequence[Sequence[str]]) -> list[dict]:
+            return tagger.prediction_rows(tagger.outputs(words), [{}] * len(words))
+
+        return Predictor(saved, entities=tagger.find_entities, tags=tags)
+    classifier = Classifier(saved.source, verbose=False)
+    tokenizer, model = classifier.tokenizer, classifier.model_.eval()
+    longest = min(tokenizer.model_max_length, model.config.max_position_embeddings)
+
+    @torch.inference_mode()
+    def logits(inputs: Sequence[Text]) -> np.ndarray:
+        rows = [[each] if isinstance(each, str) else each for each in inputs]
+        batch = tokenizer.pad(
+            [tokenizer(*row, truncation=True, max_length=longest) for row in rows], return_tensors="pt"
+        )
+        return model(**batch.to(model.device)).logits.float().cpu().numpy()
+
+    return Predictor(saved, logits_of_batch=logits, tokenizer=tokenizer.backend_tokenizer, max_length=longest)
