@@ -226,12 +226,8 @@ def test_a_card_shows_the_given_row_as_text_and_scores_beside_trivial_ones(folde
     code = re.search(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)[1]
     literals = {node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)}
     assert literals >= {*row} and "\x1b" not in card and "parcel" not in card
-    rows = [
-        "| a.csv | F1 | 0.5 | 0.25 |  |  |",
-        "| b.csv | F1 | 0.6 | 0.5 | 0.55 | 0.7 |",
-        "| b.csv | mean squared error | 2 |  |  |  |",
-    ]
-    table = "\n".join(["| trivial answer | TF-IDF | frozen vectors |", "|---|---|---|---|---|---|", *rows])
+    table = """| trivial answer | TF-IDF | frozen vectors |\n|---|---|---|---|---|---|
+| a.csv | F1 | 0.5 | 0.25 |  |  |\n| b.csv | F1 | 0.6 | 0.5 | 0.55 | 0.7 |\n| b.csv | mean squared error | 2 |  |  |  |"""
     assert f"{table}\n\nThe trivial answer does not look" in card
     printed = capsys.readouterr().out
     assert "shows a row of your data" in printed and "\x1b" not in printed

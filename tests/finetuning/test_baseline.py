@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import accuracy_score, f1_score, mean_squared_error
 from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold, cross_val_predict
 from sklearn.multiclass import OneVsRestClassifier
@@ -13,6 +13,7 @@ from sklearn.pipeline import make_pipeline
 
 from neobert_hf.finetuning import Classifier, baseline
 from neobert_hf.finetuning.baseline import tfidf_outputs
+from neobert_hf.finetuning.head import choose_strength
 from neobert_hf.finetuning.texts import MULTI, SINGLE
 
 TEXTS = [f"{word} {name}" for name in ("invoice", "screen", "parcel") for word in ("my", "the sea", "a new", "an old")]
@@ -27,22 +28,15 @@ STRENGTHS, FOLDS = [0.1, 1, 10, 100], KFold(3, shuffle=True, random_state=0)
 
 def chosen(texts, labels):
     """The pipeline of scikit-learn, with the strength that a grid search over it finds."""
-    if isinstance(labels[0], float):
-        last = RidgeCV(STRENGTHS, cv=FOLDS, scoring="neg_mean_squared_error")
-        return make_pipeline(TFIDF, Ridge(last.fit(TFIDF.fit_transform(texts), labels).alpha_))
-    model, name, options = (
-        make_pipeline(TFIDF, LogisticRegression()),
-        "logisticregression__C",
-        {"scoring": "neg_log_loss"},
-    )
-    options["cv"] = StratifiedKFold(3, shuffle=True, random_state=0)
+    last, name, options = LogisticRegression(), "C", {"cv": StratifiedKFold(3, shuffle=True, random_state=0)}
+    options["scoring"] = "neg_log_loss"
     if not isinstance(labels[0], str):
-        model, name = (
-            make_pipeline(TFIDF, OneVsRestClassifier(LogisticRegression())),
-            "onevsrestclassifier__estimator__C",
-        )
-        options = {"scoring": "f1_micro", "cv": FOLDS}
-    return model.set_params(**GridSearchCV(model, {name: STRENGTHS}, **options).fit(texts, labels).best_params_)
+        last, name, options = OneVsRestClassifier(last), "estimator__C", {"scoring": "f1_micro", "cv": FOLDS}
+    if isinstance(labels[0], float):
+        last, name, options["scoring"] = Ridge(), "alpha", "neg_mean_squared_error"
+    model = make_pipeline(TFIDF, last)
+    grid = {f"{model.steps[-1][0]}__{name}": STRENGTHS}
+    return model.set_params(**GridSearchCV(model, grid, **options).fit(texts, labels).best_params_)
 
 
 @pytest.mark.parametrize("kind", ["one class", "folds", "numbers"])
@@ -75,14 +69,14 @@ def test_several_classes_have_a_regression_each_of_a_strength_that_finds_rare_cl
 
 def test_rare_classes_and_a_part_of_many_rows_choose_a_strength(monkeypatch):
     seen = []
-    choose = baseline.choose_strength
-    monkeypatch.setattr(baseline, "choose_strength", lambda *given: seen.append(given[0].shape[0]) or choose(*given))
-    texts, labels = [f"{word} {i}" for i, word in enumerate("abcd" * 9)], np.array([0, 1, 0, 1] * 9)
-    labels[:3] = 2, 3, 3
-    assert tfidf_outputs([f"text {text} {text}{text}" for text in texts], labels, SINGLE, 4, texts).shape == (36, 4)
-    monkeypatch.setattr(baseline, "MOST_COMPARED", 3000)
-    tfidf_outputs(["text " + text * 3 for text in texts], labels, SINGLE, 4, texts)
-    assert seen == [36, 18]
+    monkeypatch.setattr(
+        baseline, "choose_strength", lambda *given: seen.append(len(given[1])) or choose_strength(*given)
+    )
+    labels = np.array([2, 3, 3, *[0, 1] * 16])
+    for most in (baseline.MOST_COMPARED, 2000):  # 35 texts of 10 characters, times 7
+        monkeypatch.setattr(baseline, "MOST_COMPARED", most)
+        assert tfidf_outputs(["some words"] * 35, labels, SINGLE, 4, ["words"]).shape == (1, 4)
+    assert seen == [35, 18]
 
 
 def test_what_has_no_words_or_too_many_characters_is_left_out_with_a_word(monkeypatch):

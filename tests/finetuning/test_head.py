@@ -87,17 +87,15 @@ def test_classes_that_no_row_or_every_row_has_are_improbable_or_probable():
 
 
 def test_the_vectors_before_the_last_layer_are_those_of_evaluation(tiny_config):
-    """Their product with the layer is the logits without dropout; a model in training stays so."""
+    """Their product with the layer is the logits without dropout."""
     tiny_config.classifier_dropout = 0.5
     model, ids = NeoBERTForSequenceClassification(tiny_config).train(), [[2, 5, 6, 3], [2, 7, 8, 3], [2, 9, 9, 3]]
-    names = SimpleNamespace(model_input_names=["input_ids", "attention_mask"])
 
     def collate(rows):
         return BatchEncoding({"input_ids": torch.tensor([row["input_ids"] for row in rows])})
 
-    options = {"args": SimpleNamespace(eval_batch_size=2), "data_collator": collate, "processing_class": names}
-    vectors = head.inputs_of_last_layer(SimpleNamespace(model=model, **options), Dataset.from_dict({"input_ids": ids}))
-    assert model.training
+    trainer = SimpleNamespace(model=model, args=SimpleNamespace(eval_batch_size=2), data_collator=collate)
+    vectors = head.inputs_of_last_layer(trainer, Dataset.from_dict({"input_ids": ids, "label": [0, 1, 0]}))
     with torch.no_grad():
         found, wanted = model.classifier(torch.from_numpy(vectors)), model.eval()(torch.tensor(ids)).logits
     torch.testing.assert_close(found, wanted)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from datasets import Dataset
 from scipy.sparse import csr_matrix
-from sklearn.base import BaseEstimator
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
 from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 from sklearn.multiclass import OneVsRestClassifier
@@ -36,7 +35,7 @@ def _regression(strength: float = 1.0) -> LogisticRegression:
 
 
 # By the kind of labels: a linear model, the name of its strength, and the score that chooses it.
-LINEAR: dict[str, tuple[BaseEstimator, str, str]] = {
+LINEAR = {
     SINGLE: (_regression(), "C", "neg_log_loss"),
     MULTI: (OneVsRestClassifier(_regression()), "estimator__C", "f1_micro"),
     REGRESSION: (Ridge(), "alpha", "neg_mean_squared_error"),
@@ -53,19 +52,13 @@ def last_layer(model: nn.Module) -> nn.Linear:
 def inputs_of_last_layer(trainer: Trainer, rows: Dataset) -> np.ndarray:
     """Return the vectors (N, D) in float32 from which a classifier computes the logits of N rows, without dropout."""
     model = trainer.model
-    names = [name for name in trainer.processing_class.model_input_names if name in rows.column_names]
-    loader = DataLoader(rows.select_columns(names), trainer.args.eval_batch_size, collate_fn=trainer.data_collator)
+    loader = DataLoader(rows.remove_columns("label"), trainer.args.eval_batch_size, collate_fn=trainer.data_collator)
     found: list[torch.Tensor] = []
-    hook = last_layer(model).register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].float().cpu()))
-    was_training = model.training
     model.eval()
-    try:
-        with torch.no_grad():
-            for batch in loader:
-                model(**batch.to(model.device))
-    finally:
-        hook.remove()
-        model.train(was_training)
+    hook = last_layer(model).register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].float().cpu()))
+    with hook, torch.no_grad():
+        for batch in loader:
+            model(**batch.to(model.device))
     return torch.cat(found).numpy()
 
 
@@ -86,7 +79,7 @@ def choose_strength(
         strengths: What is compared, in rising order; the last but one serves if there are too few rows to compare.
     """
     model, name, scoring = LINEAR[problem_type]
-    folds: KFold | StratifiedKFold = KFold(NUM_FOLDS, shuffle=True, random_state=0)  # files are sorted by class
+    folds = KFold(NUM_FOLDS, shuffle=True, random_state=0)  # files are sorted by class
     if problem_type == SINGLE:
         counts = np.bincount(labels)
         is_kept = counts[labels] > 1  # a class with one row cannot be in two folds
