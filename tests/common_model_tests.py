@@ -92,11 +92,8 @@ class Tester:
 
     def prepare_config_and_inputs_for_common(self):
         shape = (self.batch_size, self.seq_length)
-        inputs = {
-            "input_ids": common.ids_tensor(shape, self.vocab_size),
-            "attention_mask": common.random_attention_mask(shape),
-        }
-        return self.get_config(), inputs
+        ids, mask = common.ids_tensor(shape, self.vocab_size), common.random_attention_mask(shape)
+        return self.get_config(), {"input_ids": ids, "attention_mask": mask}
 
 
 class CommonModelTest(common.ModelTesterMixin, unittest.TestCase):

@@ -76,10 +76,8 @@ def load(folder, backend, dtype):
 @pytest.fixture
 def inputs(expected):
     """The packed row of the oracle, and the same documents padded, on the GPU."""
-    packed = {
-        "input_ids": expected["packed.input_ids"].cuda(),
-        "cu_seq_lens_q": expected["packed.cu_seq_lens"].int().cuda(),
-    }
+    ids, boundaries = expected["packed.input_ids"].cuda(), expected["packed.cu_seq_lens"].int().cuda()
+    packed = {"input_ids": ids, "cu_seq_lens_q": boundaries}
     padded = {name: expected[name].cuda() for name in ("input_ids", "attention_mask")}
     return packed, padded
 

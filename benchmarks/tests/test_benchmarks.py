@@ -138,13 +138,6 @@ def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path
     assert last["benchmark"] == name and last["rows"] and last["versions"]["torch"] == torch.__version__
 
 
-def test_an_unknown_model_is_refused_by_name():
-    with pytest.raises(SystemExit, match="roberta is not one of ours"):
-        run_main(throughput, "--models", "ours", "roberta")
-    with pytest.raises(SystemExit, match="tensorflow is not one of sdpa"):
-        run_main(runtimes, "--paths", "sdpa", "tensorflow")
-
-
 def test_a_runtime_that_is_not_installed_is_named_before_a_file_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(runtimes, "find_spec", lambda package: package == "torch")
     with pytest.raises(SystemExit, match="openvino is not installed"):

@@ -40,10 +40,8 @@ TAGS = [
 ADJACENT = ["reload", "float32", "foxdog", "foxdogs", "the", "foxdogs", "int64", "café", "café"]
 ADJACENT_TAGS = ["O", "B-TYPE", "B-TYPE", "B-TYPE", "O", "B-PLACE", "B-TYPE", "B-PLACE", "B-PLACE"]
 # fmt: on
-TEXTS = [
-    " ".join(WORDS).replace(" ,", ",").replace("( ", "(").replace(" )", ")").replace(" .", "."),
-    " ".join(ADJACENT),
-]
+PLAIN_TEXT = " ".join(WORDS).replace(" ,", ",").replace("( ", "(").replace(" )", ")").replace(" .", ".")
+TEXTS = [PLAIN_TEXT, " ".join(ADJACENT)]
 ROWS = [(WORDS, TAGS), (ADJACENT, ADJACENT_TAGS)]
 
 

@@ -200,10 +200,8 @@ def run_xformers(xformers, library):
 def test_the_stand_in_of_xformers_has_the_signatures_of_the_package(xformers):
     real, stand_in = xformers.folder / "xformers/ops/fmha", STAND_INS / "xformers/ops/fmha.py"
     known = re.search(r'__version__ = "(.+)"', (STAND_INS / "xformers/__init__.py").read_text("utf-8"))[1]
-    for file, name in (
-        ("__init__.py", "memory_efficient_attention"),
-        ("attn_bias.py", "BlockDiagonalMask.from_seqlens"),
-    ):
+    places = {"memory_efficient_attention": "__init__.py", "BlockDiagonalMask.from_seqlens": "attn_bias.py"}
+    for name, file in places.items():
         differ = f"{name} of xformers {xformers.version} against the stand-in of {known}"
         assert signature(real / file, name) == signature(stand_in, name), differ
     for name in ("BlockDiagonalMask", "_SeqLenInfo"):

@@ -332,7 +332,7 @@ class OnnxModel:
         if self.saved.kind == "tags":
             results = self._find_entities(given, batch_size)
         else:
-            read = self._labels if self.saved.kind == "classes" else self._fillings
+            read = self._fillings if self.saved.kind == "masked words" else self._labels
             prompt = self.prompts.get(self.default_prompt_name or "")  # of a model of sentence-transformers
             if prompt:
                 given = [with_prompt(prompt, text) for text in given]
