@@ -212,7 +212,13 @@ def test_a_single_language_is_one_and_the_example_of_a_mask_suits_any_text(folde
 def test_a_card_shows_the_given_row_as_text_and_scores_beside_trivial_ones(folder, tmp_path, capsys, kind):
     shutil.copytree(folder / kind, tmp_path / kind)
     score = {"dataset": "a.csv", "metrics": {"f1": 0.5}, "trivial": {"f1": 0.25}}
-    other = {"dataset": "b.csv", "metrics": {"f1": 0.6, "mse": 2.0}, "trivial": {"f1": 0.5}, "tfidf": {"f1": 0.55}}
+    other = {
+        "dataset": "b.csv",
+        "metrics": {"f1": 0.6, "mse": 2.0},
+        "trivial": {"f1": 0.5},
+        "tfidf": {"f1": 0.55},
+        "frozen": {"f1": 0.7},
+    }
     record(tmp_path / kind, scores=[score, other])
     row = [HOSTILE + " 🎉", "When does it end?"][: 1 + (kind == "answers")]
     write_card(tmp_path / kind, example=row, overwrite=True)
@@ -220,8 +226,9 @@ def test_a_card_shows_the_given_row_as_text_and_scores_beside_trivial_ones(folde
     code = re.search(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)[1]
     literals = {node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)}
     assert literals >= {*row} and "\x1b" not in card and "parcel" not in card
-    table = "| a.csv | F1 | 0.5 | 0.25 |  |\n| b.csv | F1 | 0.6 | 0.5 | 0.55 |\n| b.csv | mean squared error | 2 |  |  |\n\n"
-    assert f"| trivial answer | TF-IDF |\n|---|---|---|---|---|\n{table}The trivial answer does not look" in card
+    table = """| trivial answer | TF-IDF | frozen vectors |\n|---|---|---|---|---|---|
+| a.csv | F1 | 0.5 | 0.25 |  |  |\n| b.csv | F1 | 0.6 | 0.5 | 0.55 | 0.7 |\n| b.csv | mean squared error | 2 |  |  |  |"""
+    assert f"{table}\n\nThe trivial answer does not look" in card
     printed = capsys.readouterr().out
     assert "shows a row of your data" in printed and "\x1b" not in printed
 

@@ -87,15 +87,15 @@ def test_classes_that_no_row_or_every_row_has_are_improbable_or_probable():
 
 
 def test_the_vectors_before_the_last_layer_are_those_of_evaluation(tiny_config):
-    """Their product with the layer is the logits without dropout; a model in training stays so."""
+    """Their product with the layer is the logits without dropout."""
     tiny_config.classifier_dropout = 0.5
     model, ids = NeoBERTForSequenceClassification(tiny_config).train(), [[2, 5, 6, 3], [2, 7, 8, 3], [2, 9, 9, 3]]
 
     def collate(rows):
         return BatchEncoding({"input_ids": torch.tensor([row["input_ids"] for row in rows])})
 
-    vectors = head.inputs_of_last_layer(model, Dataset.from_dict({"input_ids": ids}), collate, 2)
-    assert model.training
+    trainer = SimpleNamespace(model=model, args=SimpleNamespace(eval_batch_size=2), data_collator=collate)
+    vectors = head.inputs_of_last_layer(trainer, Dataset.from_dict({"input_ids": ids, "label": [0, 1, 0]}))
     with torch.no_grad():
         found, wanted = model.classifier(torch.from_numpy(vectors)), model.eval()(torch.tensor(ids)).logits
     torch.testing.assert_close(found, wanted)
@@ -136,6 +136,23 @@ def test_the_last_layer_alone_learns_the_training_rows_with_a_learning_rate_of_z
         return sum(abs(a - b) if isinstance(b, float) else set(a) != set(b) for a, b in zip(found, labels)) / len(TEXTS)
 
     assert error(True) < 0.1 < error(False)
+
+
+def test_frozen_vectors_have_the_scores_of_a_training_that_changes_only_the_last_layer_and_leave_the_training_as_it_is():
+    """A learning rate of 0 keeps the vectors; the first step has the rows and the dropout that it has without validation rows."""
+    several, numbers = (
+        [[word, "old"] if i % 2 else [word] for i, word in enumerate(WORDS)],
+        [0.5 + len(t) for t in TEXTS],
+    )
+    for labels in (several, numbers):
+        job = Classifier(head_first=True, verbose=False).fit(TEXTS, labels, (TEXTS[::4], labels[::4]), **FROZEN)
+        scores = job._findings.scores["validation"]
+        assert scores["frozen"] == pytest.approx(scores["metrics"], abs=1e-6)
+    options = FROZEN | {"learning_rate": 1e-3, "per_device_train_batch_size": 4}
+    plain = Classifier(verbose=False).fit(TEXTS, WORDS, **options).outputs(TEXTS)
+    np.testing.assert_array_equal(
+        Classifier(verbose=False).fit(TEXTS, WORDS, (TEXTS, WORDS), **options).outputs(TEXTS), plain
+    )
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.metrics import accuracy_score, f1_score, mean_squared_error
 
+from neobert_hf.checkpoints import write_card
 from neobert_hf.finetuning import Classifier, QuestionAnswerer, Tagger
 from neobert_hf.finetuning.findings import names_of_worse
 
@@ -62,10 +63,14 @@ def test_the_trivial_answer_of_a_job_has_these_scores(tmp_path, results, job, co
 def test_a_model_that_learns_nothing_says_so_and_its_record_too(tmp_path, capsys):
     classifier = trained(Classifier(), (["the sea"] * 12, CLASSES * 3), output_dir=tmp_path)
     classifier.save(tmp_path)
-    line = "validation: not better than the trivial answer, always sea: accuracy, f1, matthews; all 12 predictions are equal"
+    peers = ("frozen vectors and a linear model", "TF-IDF and a linear model", "the trivial answer, always sea")
+    lost = "; nor than ".join(f"{peer}: accuracy, f1, matthews" for peer in peers)
+    line = f"validation: not better than {lost}; all 12 predictions are equal"
     assert f"warning: {line}; train on more rows" in capsys.readouterr().out
     record = json.loads((tmp_path / "training.json").read_text())
     assert f"Warning: {line}." in record["remark"] and record["scores"][0]["trivial"]["accuracy"] == 0.75
+    write_card(tmp_path)
+    assert "nor than TF-IDF and a linear model: accuracy" in (tmp_path / "README.md").read_text()
 
 
 def test_a_model_that_learns_something_has_no_such_warning(capsys):
@@ -74,19 +79,25 @@ def test_a_model_that_learns_something_has_no_such_warning(capsys):
     held_out = [f"this {thing}" for thing in things]
     Classifier().fit(texts, [text.split()[-1] for text in texts], (held_out, things), **NOTHING)
     printed = capsys.readouterr().out
-    table = r"validation, 3 rows +accuracy +f1\nthis model +1.0000 +1.0000\n.*\ntrivial: always invoice +0.3333 +0.1667"
+    table = (
+        r"validation, 3 rows +accuracy +f1\nthis model +1.0000 +1.0000\nfrozen.*\nTF.*\nthe .* invoice +0.3333 +0.1667"
+    )
     assert re.search(table, printed) and "not better" not in printed
 
 
 def test_a_metric_is_worse_unless_it_is_better_than_the_trivial_one_or_that_is_perfect():
     found = {"accuracy": 0.5, "mse": 2.0, "f1": 0.4, "impossible_accuracy": 0.9}
     trivial = {"accuracy": 0.5, "mse": 1.9, "f1": 0.3, "impossible_accuracy": 1.0}
-    assert names_of_worse(found, trivial) == ["accuracy", "mse"]
+    assert names_of_worse(found, trivial, is_trivial=True) == ["accuracy", "mse"]
+    assert names_of_worse(found, trivial) == ["accuracy", "mse", "impossible_accuracy"], (
+        "another answer reads the texts"
+    )
+    assert names_of_worse({"accuracy": 1.0, "mse": 0.0}, {"accuracy": 1.0, "mse": 0.0}) == []
 
 
 @pytest.mark.parametrize("trivial", [{"accuracy": 1.0, "f1": 0.0}, {"mse": 0.0, "pearson": 0.0}])
 def test_rows_in_which_the_trivial_answer_is_always_right_say_nothing_about_a_model(trivial):
-    assert names_of_worse(trivial, trivial) == []
+    assert names_of_worse(dict.fromkeys(trivial, 0.5), trivial, is_trivial=True) == []
 
 
 def test_a_text_that_just_fits_is_not_truncated(capsys):

@@ -55,7 +55,7 @@ METRICS = {
 
 
 # Kinds of scores beside those of the model, and their columns.
-BESIDE = {"words": "words given", "pipeline": "pipeline", "trivial": "trivial answer", "tfidf": "TF-IDF"}
+BESIDE = {"trivial": "trivial answer", "tfidf": "TF-IDF", "frozen": "frozen vectors"}
 
 
 def write_card(

@@ -42,7 +42,7 @@ def write_record(
         rows: Number of training rows by name of the file or dataset; None if it is unknown.
         datasets: Ids of the datasets on the Hub that the training read.
         scores: One mapping for each evaluation: `dataset`, a name; `dataset_id`, an id on the Hub or None; `split`; `metrics`,
-            numbers by name; perhaps `trivial` and `tfidf`, those of simpler answers.
+            numbers by name; perhaps `trivial`, `tfidf` and `frozen`, those of simpler answers.
         settings: How the model was trained, by name; by default a few of the training arguments.
         remark: A sentence about the training.
         is_pair: Whether the model reads pairs of texts.

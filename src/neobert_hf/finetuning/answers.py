@@ -125,8 +125,8 @@ class QuestionAnswerer(Job):
         """Return the metrics that `answer_metrics` describes."""
         return answer_metrics([found["answer"] for found in outputs], labels)
 
-    def _trivial(self, labels: Sequence[Any]) -> tuple[list[dict], str]:
-        return [{"answer": "", "score": 0.0, "start": None}] * len(labels), "no answer to any question"
+    def _trivial(self, labels: Sequence[Any]) -> tuple[str, list[dict]]:
+        return "the trivial answer, never an answer", [{"answer": "", "score": 0.0, "start": None}] * len(labels)
 
     def prediction_rows(self, outputs: list[dict], rows: list[dict]) -> list[dict]:
         """Return rows with `answer`, `score` and `start`."""

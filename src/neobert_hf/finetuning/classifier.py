@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score, classification_report, confusion_matrix, f1_score, r2_score
 from sklearn.utils.metaestimators import available_if
 from torch import no_grad
+from torch.random import fork_rng
 from transformers import AutoConfig, AutoModelForSequenceClassification, BatchEncoding, PreTrainedModel, Trainer
 
 from ..checkpoints import MINI_MODEL_PATH
@@ -27,7 +29,7 @@ from .decorators import all_or_nothing
 from .figures import decisions, label_metrics, trivial_logits
 from .findings import CROSS_VALIDATION, Scores
 from .head import WEAK, choose_strength, cross_validated, fit_linear, inputs_of_last_layer, last_layer, weighted_loss
-from .job import TRAINING, Job
+from .job import TRAINING, VALIDATION, Job
 from .plan import Plan, plan_fit, weigh
 from .rows import check_known, given_names, labels_of, listed
 from .scores import label_columns, scores_of
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 Texts = Sequence[str | tuple[str, str]]
 
+FROZEN = "frozen vectors and a linear model"
 LABEL_TYPES = {"i": "int", "u": "int", "f": "float", "b": "bool"}  # by the kind of numpy; others are texts
 
 
@@ -336,23 +339,19 @@ class Classifier(ClassifierMixin, Job):
             trainer.compute_loss_func = weighted_loss
 
     def _fit_head(self, plan: Plan, trainer: Trainer, rows: Dataset) -> None:
-        names = [name for name in self.tokenizer.model_input_names if name in rows.column_names]
-        inputs, labels = rows.select_columns(names), np.array(rows["label"])
-        vectors = inputs_of_last_layer(trainer.model, inputs, trainer.data_collator, trainer.args.eval_batch_size)
+        vectors, labels = inputs_of_last_layer(trainer, rows), np.array(rows["label"])
         layer = last_layer(trainer.model)
+        fit = partial(fit_linear, vectors, labels, layer.out_features, self.problem_type, weights=plan.weights)
         strength = choose_strength(vectors, labels, self.problem_type)
+        weight, bias = fit(strength)
         if plan.is_crossed:
             self._crossed_logits = cross_validated(vectors, labels, layer.out_features, strength)
+        elif trainer.eval_dataset is not None:
+            with fork_rng(devices=()):  # a DataLoader draws a number, and the training has the same ones without this
+                logits = inputs_of_last_layer(trainer, trainer.eval_dataset) @ weight.numpy().T + bias.numpy()
+            self._findings.frozen = logits * plan.deviation + plan.mean
         if plan.is_head_weak:
-            strength = min(strength, WEAK)
-        weight, bias = fit_linear(
-            vectors,
-            labels,
-            layer.out_features,
-            self.problem_type,
-            strength,
-            plan.weights,
-        )
+            weight, bias = fit(min(strength, WEAK))
         with no_grad():
             layer.weight.copy_(weight)
             layer.bias.copy_(bias)
@@ -370,6 +369,7 @@ class Classifier(ClassifierMixin, Job):
                 labels,
                 CROSS_VALIDATION,
                 Path(self._opened().args.output_dir),
+                title=FROZEN,
             )
         if self.problem_type == REGRESSION:
             last = last_layer(self.model_)
@@ -391,30 +391,26 @@ class Classifier(ClassifierMixin, Job):
         """Return the metrics that `label_metrics` describes."""
         return label_metrics(self.problem_type, np.array(self.encode(labels)), outputs)
 
-    def _trivial(self, labels: Sequence[Any]) -> tuple[np.ndarray, str]:
+    def _trivial(self, labels: Sequence[Any]) -> tuple[str, np.ndarray]:
         logits = trivial_logits(self.problem_type, np.array(self.encode(labels)), len(self._classes))
         if self.problem_type == REGRESSION:
-            return logits, f"the mean {logits[0]:.4g}"
+            return f"the trivial answer, the mean {logits[0]:.4g}", logits
         chosen = [name for name, logit in zip(self._classes, logits[0]) if logit > 0]
-        return logits, f"always {', '.join(chosen) or 'no class'}"
+        return f"the trivial answer, always {', '.join(chosen) or 'no class'}", logits
 
-    def _tfidf(self, inputs: Sequence | None) -> tuple[str, Any]:
-        if not self._plan:
-            return "", None
-        texts, labels = self._plan.columns
-        found = tfidf_outputs(
-            texts,
-            np.array(self.encode(labels)),
-            self.problem_type,
-            len(self._classes),
-            inputs,
-        )
-        if isinstance(found, str):
-            return found, None
-        return (
-            f"TF-IDF with {'ridge' if self.problem_type == REGRESSION else 'logistic'} regression",
-            found,
-        )
+    def _peers(self, labels: list, split: str, inputs: Sequence | None) -> dict[str, tuple[str, Any]]:
+        peers = {}
+        if split == VALIDATION and self._findings.frozen is not None:
+            peers["frozen"] = FROZEN, self._findings.frozen
+        if self._plan:
+            texts, learned = self._plan.columns
+            learned = np.array(self.encode(learned))
+            try:
+                found = tfidf_outputs(texts, learned, self.problem_type, len(self._classes), inputs)
+                peers["tfidf"] = "TF-IDF and a linear model", found
+            except ValueError as error:
+                say(f"TF-IDF is left out: {error}")
+        return peers | super()._peers(labels, split, inputs)
 
     def _report_classes(self, outputs: np.ndarray, labels: list, report: Path, picture: Path) -> None:
         """Write precision, recall and F1 of each class, print the lowest ones, and draw the confusion matrix."""

@@ -30,12 +30,14 @@ class Findings:
         is_pair: Whether a row is a pair of texts.
         scores: By split, and by the answer that has them: those of the model are `metrics`.
         remarks: What a reader of the scores must know.
+        frozen: Logits of a linear model on frozen vectors, for the validation rows; None if there is none.
     """
 
     num_rows: int = 0
     is_pair: bool = False
     scores: dict[str, dict[str, Scores]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    frozen: np.ndarray | None = None
 
     def warn(self, fact: str, remedy: str) -> None:
         """Print a warning; the record, and so the card, has the fact."""
@@ -76,15 +78,23 @@ class Findings:
         )
 
 
-def names_of_worse(found: Mapping[str, float], trivial: Mapping[str, float]) -> list[str]:
-    """Return the metrics that are not better than those of the trivial answer; none if it is right in all rows."""
-    if trivial.get("accuracy") == 1 or trivial.get("mse") == 0:
+def names_of_worse(found: Mapping[str, float], other: Mapping[str, float], is_trivial: bool = False) -> list[str]:
+    """Return the metrics that are not better than those of another answer, unless both are perfect.
+
+    Args:
+        found: Metrics of a model.
+        other: Those of the other answer.
+        is_trivial: Whether it does not look at the inputs. What is perfect then, or all if it is right in all rows, is a property
+            of the rows.
+    """
+    if is_trivial and (other.get("accuracy") == 1 or other.get("mse") == 0):
         return []
     worse = []
-    for name, value in trivial.items():
+    for name, value in other.items():
         is_large_best = is_best_if_large(name)
         is_better = found[name] > value if is_large_best else found[name] < value
-        is_perfect = value == is_large_best  # 1 or 0
+        said = value if is_trivial else found[name]
+        is_perfect = said == is_large_best  # 1 or 0
         if not is_better and not is_perfect:
             worse.append(name)
     return worse

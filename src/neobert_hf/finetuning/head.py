@@ -6,13 +6,14 @@ Source: linear probing before fine-tuning, arXiv 2202.10054.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
-from sklearn.linear_model import LogisticRegression, RidgeCV
+from scipy.sparse import csr_matrix
+from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
 from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
@@ -20,13 +21,25 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
+from transformers import Trainer
 
 from .texts import MULTI, REGRESSION, SINGLE
 
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)  # C of the logistic regression, on features of deviation 1
-DEFAULT_STRENGTH = 0.1  # if there are too few rows to compare
 WEAK = 0.01  # C of a layer whose encoder is trained afterwards: a loss of nearly zero would teach it nothing
 NUM_FOLDS = 3
+
+
+def _regression(strength: float = 1.0) -> LogisticRegression:
+    return LogisticRegression(C=strength, max_iter=1000)
+
+
+# By the kind of labels: a linear model, the name of its strength, and the score that chooses it.
+LINEAR = {
+    SINGLE: (_regression(), "C", "neg_log_loss"),
+    MULTI: (OneVsRestClassifier(_regression()), "estimator__C", "f1_micro"),
+    REGRESSION: (Ridge(), "alpha", "neg_mean_squared_error"),
+}
 # Threads of BLAS and of OpenMP wait for each other in every step of the solver: 77 classes took ten times as long.
 one_thread = threadpool_limits.wrap(limits=1, user_api="blas")
 
@@ -36,54 +49,50 @@ def last_layer(model: nn.Module) -> nn.Linear:
     return [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
 
 
-def inputs_of_last_layer(model: nn.Module, rows: Dataset, collate: Callable, batch_size: int) -> np.ndarray:
+def inputs_of_last_layer(trainer: Trainer, rows: Dataset) -> np.ndarray:
     """Return the vectors (N, D) in float32 from which a classifier computes the logits of N rows, without dropout."""
+    model = trainer.model
+    loader = DataLoader(rows.remove_columns("label"), trainer.args.eval_batch_size, collate_fn=trainer.data_collator)
     found: list[torch.Tensor] = []
-    hook = last_layer(model).register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].float().cpu()))
-    was_training = model.training
     model.eval()
-    try:
-        with torch.no_grad():
-            for batch in DataLoader(rows, batch_size, collate_fn=collate):
-                model(**batch.to(model.device))
-    finally:
-        hook.remove()
-        model.train(was_training)
+    hook = last_layer(model).register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].float().cpu()))
+    with hook, torch.no_grad():
+        for batch in loader:
+            model(**batch.to(model.device))
     return torch.cat(found).numpy()
 
 
 @one_thread
-def choose_strength(vectors: np.ndarray, labels: np.ndarray, problem_type: str) -> float:
-    """Return the C of a logistic regression with the best score of a cross-validation on training rows.
+def choose_strength(
+    vectors: np.ndarray | csr_matrix,
+    labels: np.ndarray,
+    problem_type: str,
+    strengths: Sequence[float] = STRENGTHS,
+) -> float:
+    """Return the strength of a linear model, of `LINEAR`, with the best score of a cross-validation on training rows.
 
     Args:
-        vectors: (N, D) of the rows.
-        labels: (N,) class ids, scored by the log-likelihood; or (N, C) zeros and ones, scored by F1 over all decisions. Numbers
-            have no such strength.
+        vectors: (N, D) of the rows. They are scaled to mean 0 and deviation 1, unless they are sparse.
+        labels: (N,) class ids, scored by the log-likelihood; (N, C) zeros and ones, scored by F1 over all decisions; or (N,)
+            numbers, scored by the squared error.
         problem_type: As in the config of a model.
+        strengths: What is compared, in rising order; the last but one serves if there are too few rows to compare.
     """
-    if problem_type == REGRESSION:
-        return DEFAULT_STRENGTH
-    if problem_type == MULTI:
-        search = {
-            "estimator": OneVsRestClassifier(_regression()),
-            "scoring": "f1_micro",
-        }
-        name = "estimator__C"
-        folds = KFold(NUM_FOLDS, shuffle=True, random_state=0)  # files are sorted by class
-    else:
+    model, name, scoring = LINEAR[problem_type]
+    folds = KFold(NUM_FOLDS, shuffle=True, random_state=0)  # files are sorted by class
+    if problem_type == SINGLE:
         counts = np.bincount(labels)
         is_kept = counts[labels] > 1  # a class with one row cannot be in two folds
         vectors, labels = vectors[is_kept], labels[is_kept]
         folds = StratifiedKFold(min([NUM_FOLDS, *counts[counts > 1]]), shuffle=True, random_state=0)
-        search = {"estimator": _regression(), "scoring": "neg_log_loss"}
-        name = "C"
-    if len(vectors) < 2 * NUM_FOLDS or len(np.unique(labels, axis=0)) < 2:
-        return DEFAULT_STRENGTH
-    grid = GridSearchCV(param_grid={name: STRENGTHS}, cv=folds, refit=False, **search)
+    if len(labels) < 2 * NUM_FOLDS or len(np.unique(labels, axis=0)) < 2:
+        return strengths[-2]
+    if isinstance(vectors, np.ndarray):
+        vectors = StandardScaler().fit_transform(vectors)
+    grid = GridSearchCV(model, {name: strengths}, cv=folds, scoring=scoring, refit=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Label .* is present in all")  # in a fold, of a rare class
-        return grid.fit(StandardScaler().fit_transform(vectors), labels).best_params_[name]
+        return grid.fit(vectors, labels).best_params_[name]
 
 
 @one_thread
@@ -92,7 +101,7 @@ def fit_linear(
     labels: np.ndarray,
     num_outputs: int,
     problem_type: str,
-    strength: float = DEFAULT_STRENGTH,
+    strength: float = 1.0,
     weights: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weight (C, D) and bias (C,) of a linear layer: logistic regression, or ridge regression for numbers.
@@ -171,7 +180,3 @@ def weighted_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int
     for of_rows in weights:
         losses *= of_rows
     return losses.sum() * (1 + len(weights)) / (num_items_in_batch or labels.numel())
-
-
-def _regression(strength: float = DEFAULT_STRENGTH) -> LogisticRegression:
-    return LogisticRegression(C=strength, max_iter=1000)

@@ -53,8 +53,6 @@ from .summary import say_scores
 from .training import JobTrainer, training_arguments
 
 OF_CLASSES = ("classification_report_{}.txt", "confusion_matrix_{}.png")  # files, by split
-# What has scores, as the lines of scores name it: the model by the form of its inputs.
-FORMS = {"metrics": "this model", "words": "this model, words given", "pipeline": "pipeline of transformers"}
 MANY_ROWS = 10_000
 TRAINING, VALIDATION, TEST = "training", "validation", "test"  # splits
 
@@ -425,17 +423,17 @@ class Job(BaseEstimator, ABC):
         """Return the F1 of `evaluate` on rows, the columns of `fit`."""
         return self.evaluate(*columns)["f1"]
 
-    def _forms(self, outputs: Any, labels: list, inputs: Sequence | None) -> dict[str, Scores]:
-        """`metrics` of the model as it is served, and those of other forms of the inputs, by a name of `FORMS`."""
-        return {"metrics": self.metrics(outputs, labels)}
+    def _served_metrics(self, outputs: Any, labels: list, inputs: Any) -> Scores:
+        """Metrics of the model as it is served."""
+        return self.metrics(outputs, labels)
 
     @abstractmethod
-    def _trivial(self, labels: list) -> tuple[Any, str]:
-        """Outputs of the best answer that does not look at the inputs, and its name."""
+    def _trivial(self, labels: list) -> tuple[str, Any]:
+        """Name and outputs of the best answer that does not look at the inputs."""
 
-    def _tfidf(self, inputs: Sequence | None) -> tuple[str, Any]:
-        """Name and outputs of TF-IDF for held-out inputs; or a sentence that says why there are none, and None."""
-        return "", None
+    def _peers(self, labels: list, split: str, inputs: Sequence | None) -> dict[str, tuple[str, Any]]:
+        """Names and outputs of simpler answers for the rows of a split, by their key in the record."""
+        return {"trivial": self._trivial(labels)}
 
     def _report_classes(self, outputs: Any, labels: list, report: Path, picture: Path) -> None:
         """Write what a job says of each class, print the lowest ones, and perhaps draw it."""
@@ -447,28 +445,24 @@ class Job(BaseEstimator, ABC):
         split: str,
         folder: Path,
         inputs: Sequence | None = None,
+        title: str = "this model",
     ) -> None:
         """Print the metrics of a split beside those of simpler answers, and write them to a file of the folder."""
-        scores = self._forms(outputs, labels, inputs)
-        trivial, answer = self._trivial(labels)
-        title, words = self._tfidf(inputs)
-        if words is not None:
-            scores["tfidf"] = self.metrics(words, labels)
-        scores["trivial"] = self.metrics(trivial, labels)
+        scores = {"metrics": self._served_metrics(outputs, labels, inputs)}
+        lines = {title: scores["metrics"]}
+        lost = []
+        for name, (peer, found) in self._peers(labels, split, inputs).items():
+            lines[peer] = scores[name] = self.metrics(found, labels)
+            worse = names_of_worse(scores["metrics"], scores[name], name == "trivial")
+            if worse:
+                lost.append(f"{peer}: {', '.join(worse)}")
         self._findings.scores[split] = scores
         if self._opened().is_world_process_zero():
-            titles = FORMS | {"tfidf": title, "trivial": f"trivial: {answer}"}
             num_rows = f"{len(labels):,} row{'s' * (len(labels) > 1)}"
-            say_scores(
-                f"{split}, {num_rows}",
-                {titles[name]: scores[name] for name in scores},
-            )
-            if title and words is None:
-                messages.say(title)
+            say_scores(f"{split}, {num_rows}", lines)
             self._write_scores(scores, split, folder, outputs, labels)
-        worse = names_of_worse(scores["metrics"], scores["trivial"])
-        if worse:
-            fact = f"{split}: not better than the trivial answer, {answer}: {', '.join(worse)}"
+        if lost:
+            fact = f"{split}: not better than {'; nor than '.join(lost)}"
             decided = self._decide(outputs)
             if len(decided) > 1 and decided.count(decided[0]) == len(decided):
                 fact += f"; all {len(decided):,} predictions are equal"

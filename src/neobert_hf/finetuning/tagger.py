@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import chain, compress, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,6 @@ Words = Sequence[list[str]]  # or their tags, of each row
 
 FEW_SENTENCES = 3000
 IGNORED = -100  # label of a token that has no part in the loss
-LARGEST_DIFFERENCE = 0.01  # of the F1 of two forms, above which both are told
 LATER_PIECE = 0.7  # probability of I- for a later piece whose other tag is B-
 
 
@@ -207,10 +207,6 @@ class Tagger(Job):
             texts: Texts.
             batch_size: Number of windows in a batch of the model.
         """
-        return self._finder()(texts, batch_size)
-
-    def _finder(self, division: str | None = None) -> EntityFinder:
-        """Entities of texts, which are divided as those of the training, or in another way."""
         trainer = self._opened()
 
         def logits_of(windows: Sequence[Encoding]) -> np.ndarray:
@@ -221,13 +217,14 @@ class Tagger(Job):
             return logits.float().cpu().numpy()
 
         tokenizer = self.tokenizer
-        return EntityFinder(
+        finder = EntityFinder(
             tokenizer.backend_tokenizer,
             tokenizer.model_max_length,
             self._classes,
             logits_of,
-            division or self._division,
+            self._division,
         )
+        return finder(texts, batch_size)
 
     def score(self, words: Words, tags: Words) -> float:
         """Return F1 of the entities, or accuracy over the words if the tags are plain."""
@@ -238,45 +235,30 @@ class Tagger(Job):
         """Return the metrics that `tag_metrics` describes, of the tags of the model."""
         return tag_metrics(to_iob2(labels, self._classes), self._tags(outputs))
 
-    def _forms(self, outputs: Any, labels: list, inputs: Sequence | None) -> dict[str, Scores]:
-        """Metrics of the entities of texts, as the model is served; of given words, and of the pipeline, if F1 differs."""
-        of_words = self.metrics(outputs, labels)
-        if inputs is None or "precision" not in of_words:  # plain tags
-            return {"metrics": of_words}
-        found = {division: self._metrics_of_texts(inputs, labels, division) for division in {self._division, MARKS}}
-        forms = {"metrics": of_words | found[self._division]}
-        for name, other in {
-            "words": of_words,
-            "pipeline": of_words | found[MARKS],
-        }.items():
-            if abs(other["f1"] - forms["metrics"]["f1"]) > LARGEST_DIFFERENCE:
-                forms[name] = other
-        return forms
-
-    def _metrics_of_texts(self, words: Sequence, labels: list, division: str) -> Scores:
-        """Precision, recall and F1 of the entities of texts: the words of a row with spaces, divided in some way."""
-        sought = list(map(spans_of, words, to_iob2(labels, self._classes)))
-        found = self._finder(division)([" ".join(row) for row in words])
-        num_right = num_found = 0
-        for entities_of, wanted in zip(found, sought):
-            spans = {(each["entity_group"], each["start"], each["end"]) for each in entities_of}
-            num_right += len(spans & wanted)
-            num_found += len(spans)
+    def _served_metrics(self, outputs: Any, labels: list, inputs: Any) -> Scores:
+        """Metrics of words; precision, recall and F1 of entities are those of texts, the words of a row with spaces."""
+        found = self.metrics(outputs, labels)
+        if "precision" not in found:  # plain tags
+            return found
+        sought = list(map(spans_of, inputs, to_iob2(labels, self._classes)))
+        spans = [
+            set(map(itemgetter("entity_group", "start", "end"), of_text))
+            for of_text in self.find_entities(list(map(" ".join, inputs)))
+        ]
+        num_right = sum(map(len, map(set.intersection, spans, sought)))
         num_sought = max(sum(map(len, sought)), 1)
-        num_found = max(num_found, 1)
-        f1 = 2 * num_right / (num_sought + num_found)
-        return {
-            "precision": num_right / num_found,
-            "recall": num_right / num_sought,
-            "f1": f1,
-        }
+        num_found = max(sum(map(len, spans)), 1)
+        found["precision"] = num_right / num_found
+        found["recall"] = num_right / num_sought
+        found["f1"] = 2 * num_right / (num_sought + num_found)
+        return found
 
-    def _trivial(self, labels: Words) -> tuple[list[np.ndarray], str]:
+    def _trivial(self, labels: Words) -> tuple[str, list[np.ndarray]]:
         """The most frequent tag."""
         counts = Counter(chain(*to_iob2(labels, self._classes)))
         tag = max(counts, key=counts.__getitem__)
         logits = np.array([name == tag for name in self._classes], np.float32)
-        return [np.tile(logits, (len(row), 1)) for row in labels], f"always {tag}"
+        return f"the trivial answer, always {tag}", [np.tile(logits, (len(row), 1)) for row in labels]
 
     def _report_classes(self, outputs: list[np.ndarray], labels: Words, report: Path, picture: Path) -> None:
         """Write precision, recall and F1 of each kind, and print the lowest ones."""
