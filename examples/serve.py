@@ -9,6 +9,7 @@ A folder that `neobert export` wrote is served without torch and transformers. T
 import base64
 import json
 import shlex
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from starlette.exceptions import HTTPException
 from tokenizers import Tokenizer
 
+import neobert_hf
 from neobert_cli.parser import Parser
 from neobert_hf.checkpoints import SavedModel
 from neobert_hf.data import fact_of_truncated, plain_tokenizer
@@ -287,6 +289,7 @@ def open_saved(saved: SavedModel, num_threads: int | None) -> Server:
     import torch
     from transformers.utils.logging import disable_progress_bar
 
+    neobert_hf.register()
     disable_progress_bar()
     if num_threads:
         torch.set_num_threads(num_threads)
@@ -370,18 +373,21 @@ def serve(folder: str, host: str, port: int, truncation: str, **options) -> None
     """Open the folder, say how to ask, and answer requests."""
     if not 0 <= port < 65536:
         raise ValueError(f"the port {port} is not between 0 and 65535")
+    name = f"[{host}]" if ":" in host else host
+    try:
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        fault = f"--port {port} of {host} cannot be used ({error.strerror})"
+        raise OSError(f"{fault}; give another --port, or 0 for a free one") from error
     server = open_folder(Path(folder), **options)
     server.truncation = truncation
-    config = uvicorn.Config(make_app(server), host, port, log_level="warning")
-    socket = config.bind_socket()
-    socket.listen()  # before its address is told
-    name = f"[{host}]" if ":" in host else host
-    address = f"http://{name}:{socket.getsockname()[1]}"
+    config = uvicorn.Config(make_app(server), log_level="warning")
+    address = f"http://{name}:{listening.getsockname()[1]}"
     path = ROUTES[server.what][0]
     curl = ["curl", address + path, "--header", "Content-Type: application/json", "--data", json.dumps(EXAMPLES[path])]
     print(f"{folder} is {server.what}; {address}/docs lists what it answers. Ask in another shell:")
     print(f"  {shlex.join(curl)}", flush=True)
-    uvicorn.Server(config).run([socket])
+    uvicorn.Server(config).run([listening])
 
 
 def main() -> None:

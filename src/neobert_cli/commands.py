@@ -21,6 +21,7 @@ from contextlib import redirect_stdout, suppress
 from importlib import import_module, metadata
 from pathlib import Path
 
+import neobert_cli
 from neobert_cli.parser import Parser
 
 Run = Callable[..., None]
@@ -222,7 +223,9 @@ def tokenize(parser: Parser) -> Run:
     )
     add("--workers", type=int, help="Tasks that run at the same time. Default: one for a core; with Ray, all.")
 
-    def run(output_dir, tokenizer_name, executor, tasks, workers, **source):
+    add("--json", dest="as_json", action="store_true", help="Print one JSON object.")
+
+    def run(output_dir, tokenizer_name, executor, tasks, workers, as_json, **source):
         from neobert_hf.checkpoints.tokenizer import load_tokenizer
         from neobert_hf.pretraining.corpus import Corpus
         from neobert_hf.pretraining.tokenizing import tokenize
@@ -230,7 +233,8 @@ def tokenize(parser: Parser) -> Run:
         tokenizer = load_tokenizer(tokenizer_name)
         documents = tokenize(Corpus(**source), tokenizer, output_dir, executor, tasks, workers)
         counts = {name: documents.manifest[name] for name in ("num_documents", "num_tokens")}
-        print(json.dumps({"folder": output_dir, **counts}))
+        line = "{} has {num_documents:,} documents of {num_tokens:,} tokens".format(output_dir, **counts)
+        print(json.dumps({"folder": output_dir, **counts}) if as_json else line)
         words = ("--documents_dir", output_dir, "--tokenizer_name", tokenizer_name, "--output_dir", "runs/pretraining")
         _say_next("pretrain-mlm", *words, "--num_held_out", str(min(1000, 1 + len(documents) // 20)))
 
@@ -331,11 +335,17 @@ def export(parser: Parser) -> Run:
         "question-answering, multi-vector or sentence-similarity. Default: that for which the model was saved.",
     )
 
-    def run(**options) -> None:
-        from neobert_hf.export import export_model
+    add("--json", dest="as_json", action="store_true", help="Print one JSON object.")
 
-        report = export_model(**options)
-        print(json.dumps(report))
+    def run(as_json: bool, **options) -> None:
+        from neobert_hf.export import export_model
+        from neobert_hf.export.exporting import agreement
+
+        with redirect_stdout(sys.stderr):
+            report = export_model(**options)
+        files = [f"{name} ({agreement(entry)})" for name, entry in report["files"].items()]
+        line = f"{options['out']}: {report['task']}, compared with torch: {', '.join(files)}"
+        print(json.dumps(report) if as_json else line)
         served = ("question-answering", "sentence-similarity", "text-classification", "token-classification")
         if report["task"] in served and {"onnx", "openvino"} & {*options["to"]}:
             _say_next("serve", options["out"])
@@ -345,6 +355,9 @@ def export(parser: Parser) -> Run:
 
 def _run(command: str, run: Run, **options) -> None:
     """Run a command without progress bars if there is no terminal; for embeddings, set the memory allocator and the threads."""
+    from neobert_cli.checks import prepare
+
+    prepare(command, {name: value if isinstance(value, list) else [value] for name, value in options.items() if value})
     from transformers.utils import logging
 
     if command in EMBEDDING:
@@ -355,6 +368,18 @@ def _run(command: str, run: Run, **options) -> None:
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     run(**options)
+
+
+def _run_script(command: str, words: list[str]) -> None:
+    """Check the words of a script, then import it."""
+    if command not in LIGHT:
+        from neobert_cli.checks import prepare, values_of
+
+        is_help = {"-h", "--help", "--help_all"}.intersection(words)
+        if not is_help and os.environ.get("RANK", "0") == "0":
+            print(f"neobert {command}: loading the libraries", flush=True)  # which takes seconds
+        prepare(command, {} if is_help else values_of(words))
+    import_module(f"neobert_hf.examples.{command.replace('-', '_')}").main()
 
 
 def _say_next(*words: str) -> None:
@@ -378,6 +403,7 @@ SCRIPTS = {  # with the first line of their help
     "serve": "Answer requests over HTTP by a saved or exported model.",
 }
 # Commands whose packages the extra `embed` installs; what the others miss is first in another extra.
+LIGHT = ("example-data", "serve")  # scripts that need torch later, or never
 EMBEDDING = ("embed", "search", "train-contrastive", "train-reranker")
 
 
@@ -410,14 +436,12 @@ def main() -> None:
 
         argcomplete.autocomplete(parser)
     command, run = _chosen(parser, commands)
-    try:
-        from neobert_hf.files.errors import run_command
-    except KeyboardInterrupt:  # the import takes seconds
-        raise SystemExit(130) from None
-    except ModuleNotFoundError as error:  # an environment of `pip install --no-deps`
-        message = f"{error}; install the package with its dependencies: pip install neobert_hf"
-        raise SystemExit(f"neobert {command}: {message}") from error
-    run_command(f"neobert {command}", run, extra="embed" if command in EMBEDDING else "")
+    neobert_cli.is_checking = True
+    from neobert_hf.files.errors import run_command
+    from neobert_hf.files.terminal import naming
+
+    with naming([name[2:] for name in commands[command]._option_string_actions if name.startswith("--")]):
+        run_command(f"neobert {command}", run, extra="embed" if command in EMBEDDING else "")
 
 
 def _chosen(parser: Parser, commands: dict[str, Parser]) -> tuple[str, Run]:
@@ -425,10 +449,7 @@ def _chosen(parser: Parser, commands: dict[str, Parser]) -> tuple[str, Run]:
     command, *words = sys.argv[1:] or [""]
     if command in SCRIPTS:
         sys.argv[:2] = [f"neobert {command}"]  # the name of the program in its help and errors
-        is_quiet = command == "example-data" or os.environ.get("RANK", "0") != "0"
-        if not is_quiet and not {"-h", "--help", "--help_all"}.intersection(words):
-            print(f"neobert {command}: loading the libraries", flush=True)  # which takes seconds
-        return command, lambda: import_module(f"neobert_hf.examples.{command.replace('-', '_')}").main()
+        return command, lambda: _run_script(command, words)
     if command not in commands:
         if command[:1] not in ("", "-"):
             parser.refuse("command", command, commands)

@@ -8,6 +8,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import neobert_cli
+
 from .lazy import lazy_names
 
 __version__ = "0.1.0"
@@ -72,14 +74,21 @@ def __dir__() -> list[str]:
     return [*__all__, *NAMESPACES]
 
 
-if find_spec("torch") is not None:
+def register() -> None:
+    """Register the model with the Auto classes, if torch is installed. The import of this package does it."""
+    if find_spec("torch") is None:
+        return
     import transformers
 
     from .checkpoints.tokenizer import FolderTokenizer
     from .model.configuration_neobert import NeoBERTConfig
     from .model.modeling_neobert import AUTO_CLASSES
 
-    for _auto_class, _class in AUTO_CLASSES.items():
-        _key = NeoBERTConfig.model_type if _auto_class == "AutoConfig" else NeoBERTConfig
-        getattr(transformers, _auto_class).register(_key, _class, exist_ok=True)
+    for auto_class, of_class in AUTO_CLASSES.items():
+        key = NeoBERTConfig.model_type if auto_class == "AutoConfig" else NeoBERTConfig
+        getattr(transformers, auto_class).register(key, of_class, exist_ok=True)
     transformers.AutoTokenizer.register(NeoBERTConfig, fast_tokenizer_class=FolderTokenizer, exist_ok=True)
+
+
+if not neobert_cli.is_checking:
+    register()

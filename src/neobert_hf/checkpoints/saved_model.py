@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files.json_files import read_json
+from ..files.messages import first_of
 from ..files.terminal import printable
 from .trust import NAMES, check_links, check_source, foreign_settings, holds_tokenizer, resolve
 
@@ -346,7 +347,7 @@ class SavedModel:
             lost = [] if has_matrix or kind not in ("classes", "tags", "spans") else ["a layer of its outputs"]
         if lost:
             raise ValueError(
-                f"{self.source} lacks {listed(lost)} in the shapes of config.json, so they would be random: the head for "
+                f"{self.source} lacks {first_of(lost)} in the shapes of config.json, so they would be random: the head for "
                 f"{kind} was never trained, or config.json is that of another model; correct it, or download the model again"
             )
         return check_finite({name: self.tensors[name] for name in names}, self.source)
@@ -539,8 +540,3 @@ def types_of_transformers() -> Iterable[str]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return CONFIG_MAPPING_NAMES
-
-
-def listed(names: list[str]) -> str:
-    """Return the first names, and how many there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -35,7 +35,7 @@ def check_source(source: str | Path) -> None:
     is_below = "/" in str(source) and folder.parent.is_dir()
     if folder.is_dir():
         check_links(folder)
-    elif folder.exists() or is_below or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(source)):
+    elif folder.exists() or is_below or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
         fault = "is not a folder" if folder.exists() else "does not exist"
         raise ValueError(f"{source} {fault}; give an existing folder, or an id on the Hub such as org/name")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -23,24 +22,22 @@ from ..checkpoints.embedding_models import (
     prompt_of,
     what_is_read,
 )
+from ..data.finding import find_texts
 from ..data.lengths import (
     Truncation,
-    as_list,
     check_leaves_tokens,
     check_max_length,
     fact_of_truncated,
     tokens_lost,
 )
-from ..data.rows import SUFFIXES, read_text_column
+from ..data.rows import read_text_column
 from ..files.output import check_file, writing
 from ..model.machine_neobert import best_dtype
 from .kept import Kept
-from .passages import find_files
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-INPUTS = (".txt", *SUFFIXES)
 OUTPUTS = (".npy", ".jsonl", ".parquet")
 
 
@@ -84,7 +81,7 @@ def embed_files(
         FileExistsError: The output exists, or is an input.
         OSError: A file cannot be read, or the output cannot be written.
     """
-    found, skipped = _find(files)
+    found, skipped = find_texts(files)
     target = Path(output)
     if target.suffix not in OUTPUTS:
         raise ValueError(f"output={output} ends in none of {', '.join(OUTPUTS)}; choose one of them")
@@ -126,15 +123,6 @@ def embed_files(
         "max_seq_length": longest_input(encoder),
         "truncated": sum(map(bool, lost)),
     }
-
-
-def _find(files: str | Sequence[str]) -> tuple[dict[Path, bool], Counter]:
-    """The files of texts, as of `find_files`."""
-    paths = as_list(files)
-    found, skipped = find_files(paths, lambda file: file.suffix.lower() in INPUTS)
-    if not found:
-        raise ValueError(f"{', '.join(paths)}: no file ends in {', '.join(INPUTS)}; choose files of texts")
-    return found, skipped
 
 
 def open_for_inference(model: str, max_length: int | None = None) -> SentenceTransformer:

@@ -5,6 +5,7 @@ Whatever else a place holds is kept, or refused before the work.
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -16,11 +17,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import filelock
-from transformers.utils import logging
 
 from .json_files import read_json
 
-logger = logging.get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 RECORD = "training.json"  # "files" in it are what this library wrote into the folder
 LOCK_SECONDS = 2  # the child processes of a killed process end within this time

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from transformers.hf_argparser import HfArg
 
 from ..data.lengths import Truncation
-from ..data.rows import trimmed
+from ..data.rows import BY_NAME, trimmed
 from ..files.messages import say
 from .rows import (
     Columns,
@@ -122,8 +122,7 @@ def _columns_of(arguments: LabelledTextArguments, kind: str) -> Columns:
 
     texts = [(name,) for name in arguments.text_columns]
     labels = [(name,) for name in arguments.label_columns or [arguments.label_column]]
-    remedy = "name it by text_columns, label_column or label_columns"
-    return Columns(texts, labels, remedy, check, lambda row, _: _label(row, arguments, kind))
+    return Columns(texts, labels, BY_NAME, check, lambda row, _: _label(row, arguments, kind))
 
 
 def one_or_pair(texts: dict[str, Any]) -> str | tuple[str, str]:
