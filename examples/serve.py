@@ -8,6 +8,7 @@ A folder that `neobert export` wrote is served without torch and transformers. T
 
 import base64
 import json
+import os
 import shlex
 import socket
 import sys
@@ -301,30 +302,26 @@ def open_saved(saved: SavedModel, num_threads: int | None) -> Server:
 
 
 def open_modules(saved: SavedModel, what: str) -> Server:
-    """Open a model of sentence-transformers: it embeds texts, classifies them by a last layer, or reads pairs."""
+    """Open a model of sentence-transformers: it embeds texts, or reads pairs."""
     from sentence_transformers import CrossEncoder
     from torch.nn import Identity, Sigmoid
 
     from neobert_hf.embeddings import open_embedding_model, prompt_of
 
-    is_cross = saved.library == "CrossEncoder"
-    if is_cross:
+    if saved.library == "CrossEncoder":
         saved.load_tokenizer()  # which refuses that of another model
         model = CrossEncoder(saved.source)
     else:
         model = open_embedding_model(saved.source)
 
     def classify(inputs: list, is_raw: bool) -> list:
-        if is_cross and str in map(type, inputs):
+        if str in map(type, inputs):
             raise HTTPException(400, "the model reads pairs of texts; send [text, text], or a batch of pairs")
-        if is_cross:
-            has_sigmoid = type(model.activation_fn) is Sigmoid
-            activation = Identity() if is_raw or has_sigmoid else None
-            scores = model.predict(inputs, activation_fn=activation).reshape(len(inputs), -1)
-            scores = sigmoid(scores) if has_sigmoid and not is_raw else scores
-        else:
-            logits = model.encode(inputs, convert_to_tensor=True)
-            scores = logits if is_raw else logits.softmax(-1)
+        has_sigmoid = type(model.activation_fn) is Sigmoid
+        activation = Identity() if is_raw or has_sigmoid else None
+        scores = model.predict(inputs, activation_fn=activation).reshape(len(inputs), -1)
+        if has_sigmoid and not is_raw:
+            scores = sigmoid(scores)
         rows = [[{"label": name, "score": score} for name, score in zip(saved.labels, row)] for row in scores.tolist()]
         return [sorted(row, key=lambda found: -found["score"]) for row in rows]
 
@@ -377,7 +374,7 @@ def serve(folder: str, host: str, port: int, truncation: str, **options) -> None
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        fault = f"--port {port} of {host} cannot be used ({error.strerror})"
+        fault = f"--port {port} of {host} cannot be used ({os.strerror(error.errno or 0)})"
         raise OSError(f"{fault}; give another --port, or 0 for a free one") from error
     server = open_folder(Path(folder), **options)
     server.truncation = truncation

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from building import build
-from conftest import change_config, contents, largest_file, reranker_of_modules, with_classes
+from conftest import change_config, contents, largest_file, reranker_of_modules
 from huggingface_hub import ModelCard
 from transformers import BertConfig
 from verifying import verify
@@ -56,7 +56,7 @@ def test_a_build_that_fails_leaves_nothing(saved, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "kind", ["embedding", "classes", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("reranker", "modules"))]
+    "kind", ["embedding", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("reranker", "modules"))]
 )
 def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and_a_card(saved, tmp_path, kind):
     sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -65,8 +65,6 @@ def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and
         model = make(str(saved), num_labels=1)
     else:
         model = sentence_transformer(str(saved), pooling="cls", prompts={"query": "find: "}, normalize=True)
-    if kind == "classes":
-        with_classes(model, ["animal", "building"])
     source = tmp_path / "source"
     model.save_pretrained(str(source))
     if kind == "embedding":  # one folder that embeds and fills masks, as that of the mini model

@@ -2,74 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import neobert_hf
 from neobert_hf.checkpoints.trust import check_source, resolve
 from neobert_hf.data.finding import find_files
+from neobert_hf.data.lengths import as_list
 from neobert_hf.files.output import check_folder
 
+TRAINED_ON = ("train_file", "train_files", "dataset_name")
 INPUTS = ("files", "train_file", "train_files", "validation_file", "validation_files", "test_file")
 MODELS = ("model", "model_name_or_path", "embedding_model", "init_from", "source", "base")
 OF_RUN = ("run.json", "_lock")  # files by which a training knows its folder
-CLASSIFIER = "finetune-classifier"
-TABLES = (CLASSIFIER, "finetune-qa", "train-contrastive", "train-reranker")
-Values = dict[str, list[str]]  # of the options of a command line, by name
 
 
-def values_of(words: Iterable[str]) -> Values:
-    """Return the values of the options of a command line."""
-    values: Values = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            option, _, value = word[2:].partition("=")
-            name = option.replace("-", "_")
-            values[name] = [value] if value else []
-        else:
-            values.setdefault(name, []).append(word)
-    return values
+def check(command: str, options: Mapping[str, Any]) -> None:
+    """Refuse what a command would refuse later.
 
-
-def prepare(command: str, values: Values) -> None:
-    """Refuse what a command would refuse later; then import torch, and register the model.
+    Args:
+        command: Name of the command.
+        options: Values of its options by name, texts or lists of texts.
 
     Raises:
         ValueError: A value is wrong, or a table lacks a column.
         OSError: A file is missing, a folder holds files of somebody else, or the Hub has no such model.
     """
-    for model in _given(values, *MODELS):
+
+    def given(*names: str) -> list[str]:
+        return [value for name in names for value in as_list(options.get(name))]
+
+    for model in given(*MODELS):
         resolve(model)
-    for source in _given(values, "tokenizer_name"):
+    for source in given("tokenizer_name"):
         check_source(source)
-    find_files(_given(values, *INPUTS), lambda file: False)
-    if command in TABLES:
-        _check_tables(command, values)
-    for folder in _given(values, "resume_from_checkpoint"):
+    find_files(given(*INPUTS), lambda file: False)
+    if command == "finetune-classifier":
+        texts = given("text_columns") or ["text"]
+        labels = given("label_columns") or given("label_column") or ["label"]
+        names = given("column_names") or None
+        _check_tables(given("train_file", "validation_file"), texts + labels, names)
+        _check_tables(given("test_file"), texts, names)
+    for folder in given("resume_from_checkpoint"):
         if folder not in ("auto", "last") and not Path(folder).is_dir():
             raise ValueError(f"resume_from_checkpoint={folder} is no folder; give auto, last, or that of a checkpoint")
-    if _given(values, "train_file", "train_files", "dataset_name"):
-        for folder in _given(values, "output_dir"):
-            check_folder(Path(folder), *OF_RUN)
-    neobert_hf.register()
+    for folder in given("output_dir") if given(*TRAINED_ON) else ():
+        check_folder(Path(folder), *OF_RUN)
 
 
-def _given(values: Values, *names: str) -> list[str]:
-    return [value for name in names for value in values.get(name, ())]
-
-
-def _check_tables(command: str, values: Values) -> None:
-    """Compare the columns of tables with the options; the first row of JSON may lack one that others have."""
+def _check_tables(files: list[str], wanted: list[str], names: list[str] | None) -> None:
+    """Compare the columns of tables with those that are wanted; the first row of JSON may lack one that others have."""
     from neobert_hf.data.rows import check_columns, read_rows, suffix_of
 
-    texts = values.get("text_columns", ["text"])
-    labels = values.get("label_columns") or values.get("label_column", ["label"])
-    for name in INPUTS:
-        wanted = texts if name == "test_file" else texts + labels
-        for file in values.get(name, ()):
-            if suffix_of(Path(file)) in (".json", ".jsonl"):
-                continue
-            row = next(read_rows(file, column_names=values.get("column_names"), is_strict=False), None)
-            if row and row.values and command == CLASSIFIER:
-                check_columns(row.place, row.values, [(column,) for column in wanted])
+    for file in files:
+        if suffix_of(Path(file)) in (".json", ".jsonl"):
+            continue
+        row = next(read_rows(file, column_names=names, is_strict=False), None)
+        if row and row.values:
+            check_columns(row.place, row.values, [(name,) for name in wanted])

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
 from importlib import import_module, metadata
 from pathlib import Path
+from typing import Any
 
 import neobert_cli
 from neobert_cli.parser import Parser
@@ -355,9 +356,11 @@ def export(parser: Parser) -> Run:
 
 def _run(command: str, run: Run, **options) -> None:
     """Run a command without progress bars if there is no terminal; for embeddings, set the memory allocator and the threads."""
-    from neobert_cli.checks import prepare
+    import neobert_hf
+    from neobert_cli.checks import check
 
-    prepare(command, {name: value if isinstance(value, list) else [value] for name, value in options.items() if value})
+    check(command, options)
+    neobert_hf.register()
     from transformers.utils import logging
 
     if command in EMBEDDING:
@@ -370,15 +373,16 @@ def _run(command: str, run: Run, **options) -> None:
     run(**options)
 
 
-def _run_script(command: str, words: list[str]) -> None:
-    """Check the words of a script, then import it."""
+def _run_script(command: str, options: dict[str, Any]) -> None:
+    """Check the options of a script, none for its help, then import it."""
     if command not in LIGHT:
-        from neobert_cli.checks import prepare, values_of
+        import neobert_hf
+        from neobert_cli.checks import check
 
-        is_help = {"-h", "--help", "--help_all"}.intersection(words)
-        if not is_help and os.environ.get("RANK", "0") == "0":
+        check(command, options)
+        if options and os.environ.get("RANK", "0") == "0":
             print(f"neobert {command}: loading the libraries", flush=True)  # which takes seconds
-        prepare(command, {} if is_help else values_of(words))
+        neobert_hf.register()
     import_module(f"neobert_hf.examples.{command.replace('-', '_')}").main()
 
 
@@ -420,11 +424,11 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
         subparser = commands.add_parser(name, help=title, description=text)
         subparser.set_defaults(run=command(subparser))
     arguments = json.loads(Path(__file__).parents[1].joinpath("neobert_hf", "options.json").read_text("utf-8"))
-    for name, title in SCRIPTS.items():  # for the list of commands and for completion
+    for name, title in SCRIPTS.items():  # for the list of commands, for completion, and for checks
         script = commands.add_parser(name, help=title, add_help=False)
-        script.add_argument("files", nargs="*")
+        script.add_argument("words", nargs="*")
         for argument in arguments.get(f"examples/{name.replace('-', '_')}.py", ()):
-            script.add_argument(argument, nargs="+")
+            script.add_argument(argument, nargs="*")
     return parser, commands.choices
 
 
@@ -449,7 +453,9 @@ def _chosen(parser: Parser, commands: dict[str, Parser]) -> tuple[str, Run]:
     command, *words = sys.argv[1:] or [""]
     if command in SCRIPTS:
         sys.argv[:2] = [f"neobert {command}"]  # the name of the program in its help and errors
-        return command, lambda: _run_script(command, words)
+        options, _ = commands[command].parse_known_args(words)
+        is_help = not {"-h", "--help", "--help_all"}.isdisjoint(words)
+        return command, lambda: _run_script(command, {} if is_help else vars(options))
     if command not in commands:
         if command[:1] not in ("", "-"):
             parser.refuse("command", command, commands)

@@ -630,7 +630,7 @@ def test_a_mend_can_be_pasted_into_a_shell(good, tmp_path):
     ("source", "line"),
     [
         ("org/nothing", "neobert doctor: org/nothing cannot be downloaded"),
-        ("../nothing", "neobert doctor: ../nothing does not exist; give an existing folder, or an id"),
+        ("../nothing", "neobert doctor: ../nothing is no folder; give an existing folder, or an id"),
         (".", "neobert doctor: . holds no weights; give a folder with"),
     ],
 )

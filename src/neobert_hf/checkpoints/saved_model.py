@@ -33,11 +33,10 @@ PICKLE = re.compile(r"(state_dict|.*model.*)\.(bin|pt|pth|ckpt)")
 DEEPSPEED = "*_model_states.pt"
 GRAPHS = ("onnx/*.onnx", "openvino/*.xml", "*.gguf")
 OF_EXPORT = ("config.json", "tokenizer.json", "tokenizer_config.json")
-CLASSES_MODULE = "classes"  # in modules.json, the name of the last module of a classifier
 SMALL_HEADS = ("dense.", "classifier.", "qa_outputs.")  # a decoder has the numbers of the whole vocabulary
 CONTEXTUAL = "contextual_neobert"  # the model type of contextual embedding models
 # The kinds of models: by the end of the name of an architecture, and by the class of sentence-transformers. Another architecture
-# is an encoder. A SentenceTransformer gives a vector or classes, a CrossEncoder a score or classes.
+# is an encoder. A CrossEncoder gives a score or classes.
 KINDS = {
     "ForMaskedLM": "masked words",
     "LMHead": "masked words",
@@ -210,28 +209,12 @@ class SavedModel:
         kind = LIBRARY_KINDS.get(self.library or "", self.head)
         if kind == "score" and len(self.labels) != 1:
             return "classes"
-        return "classes" if kind == "vector" and self._ends_with_classes() else kind
+        return kind
 
     @cached_property
     def last_settings(self) -> dict[str, Any]:
         """Settings of the last module of sentence-transformers."""
         return read_object(self.parts[-1] / "config.json") if self.is_chain else {}
-
-    def _ends_with_classes(self) -> bool:
-        """Whether the last module is a layer of classes. Its name says it, which every save keeps.
-
-        Earlier versions of this library gave it a number. Then it is a Dense without activation behind a Normalize, and the
-        classes have names of their own. An embedding model with such a Dense has the names LABEL_0, LABEL_1.
-        """
-        kinds = [kind.rpartition(".")[2] for _, kind in self.modules]
-        if kinds[-1:] != ["Dense"] or self.last_settings.get("out_features") != len(self.labels):
-            return False
-        name = read_json(self.folder / "modules.json")[-1].get("name", "")
-        if name == CLASSES_MODULE:
-            return True
-        is_plain = str(self.last_settings.get("activation_function")).endswith(".Identity")
-        has_names = self.labels != [f"LABEL_{i}" for i in range(len(self.labels))]
-        return name.isdecimal() and kinds[-2:-1] == ["Normalize"] and is_plain and has_names
 
     @cached_property
     def record(self) -> dict[str, Any]:

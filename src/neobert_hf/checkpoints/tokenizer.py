@@ -44,7 +44,7 @@ def load_tokenizer(
         raise ValueError(f"{source} holds no tokenizer ({' or '.join(TOKENIZER_FILES)}); copy that of its model there")
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, config=config, trust_remote_code=False)
-    except (OSError, ImportError):
+    except ImportError:
         raise
     except Exception as error:  # tokenizers raises this class, and json errors do not name the file
         raise OSError(f"the tokenizer of {source} cannot be read ({error}); download or copy it again") from error

@@ -36,8 +36,7 @@ def check_source(source: str | Path) -> None:
     if folder.is_dir():
         check_links(folder)
     elif folder.exists() or is_below or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
-        fault = "is not a folder" if folder.exists() else "does not exist"
-        raise ValueError(f"{source} {fault}; give an existing folder, or an id on the Hub such as org/name")
+        raise ValueError(f"{source} is no folder; give an existing folder, or an id on the Hub such as org/name")
 
 
 def resolve(source: str | Path, more: Iterable[str] = (), revision: str | None = None) -> Path:

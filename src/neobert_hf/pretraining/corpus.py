@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,7 @@ from typing import Any
 
 from datasets import IterableDataset, load_dataset
 
-from ..data.finding import find_texts
+from ..data.finding import find_files, find_texts
 from ..data.lengths import as_list
 from ..data.rows import SAMPLES, checked_text, read_texts
 from ..files.messages import first_of
@@ -81,9 +80,7 @@ class Corpus:
         }
         folder = Path(str(self.dataset_name))
         if folder.is_dir():
-            files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-            is_hidden = re.compile(r"(^|/)\.").search
-            source["files"] = _describe([file for file in files if not is_hidden(file.relative_to(folder).as_posix())])
+            source["files"] = _describe(sorted(find_files([str(folder)], Path.is_file)[0]))
         return source
 
     def stream(self, num_parts: int = 1) -> IterableDataset:

@@ -12,9 +12,6 @@ import torch
 from ..files.messages import say
 from ..model.machine_neobert import has_amx, has_bf16_instructions
 
-# Cloud machines report "AMD EPYC" only; family and model identify the generation.
-EPYC_GENERATIONS = {("23", "49"): "second", ("25", "1"): "third", ("25", "17"): "fourth", ("26", "2"): "fifth"}
-
 
 def limit_threads() -> None:
     """Let torch use at most the cores that this process may use, by its affinity and the quota of its control group.
@@ -49,9 +46,6 @@ def environment() -> dict:
             name, _, value = line.partition(":")
             facts[name.strip()] = value.strip()
     processor = facts.get("model name") or platform.processor() or platform.machine()
-    if processor == "AMD EPYC":
-        generation = EPYC_GENERATIONS.get((facts["cpu family"], facts["model"]))
-        processor += f", {generation} generation" if generation else ""
     instructions = torch.backends.cpu.get_cpu_capability().replace("AVX512", "AVX-512")
     instructions += " with bf16" if has_bf16_instructions() else " only"
     if has_amx():

@@ -93,9 +93,7 @@ def remove_checkpoints(folder: str | Path) -> None:
     for path in found:
         shutil.rmtree(path, ignore_errors=True)
     if found:
-        say(
-            f"removed {first_of(path.name for path in found)}, since the model is saved; save_total_limit keeps checkpoints"
-        )
+        say(f"removed {first_of(path.name for path in found)}: the model is saved; save_total_limit keeps checkpoints")
 
 
 def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int = 1) -> None:
