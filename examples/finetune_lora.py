@@ -52,6 +52,7 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
         classifier.predict_rows(rows, training, arguments.predictions_file, arguments.overwrite, **options)
     if rows.train and training.should_save:
         write_card(folder, example=rows.example)
+        print(f"open the adapter by neobert_hf.open_adapter(AutoModelForSequenceClassification, {str(folder)!r})")
         say_saved(folder, "finetune-classifier", "--text_columns", *arguments.text_columns)
     if rows.train and arguments.merge:
         classifier.merge()

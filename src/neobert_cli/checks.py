@@ -11,7 +11,6 @@ from neobert_hf.data.finding import find_files
 from neobert_hf.data.lengths import as_list
 from neobert_hf.files.output import check_folder
 
-TRAINED_ON = ("train_file", "train_files", "dataset_name")
 INPUTS = ("files", "train_file", "train_files", "validation_file", "validation_files", "test_file")
 MODELS = ("model", "model_name_or_path", "embedding_model", "init_from", "source", "base")
 OF_RUN = ("run.json", "_lock")  # files by which a training knows its folder
@@ -46,8 +45,9 @@ def check(command: str, options: Mapping[str, Any]) -> None:
     for folder in given("resume_from_checkpoint"):
         if folder not in ("auto", "last") and not Path(folder).is_dir():
             raise ValueError(f"resume_from_checkpoint={folder} is no folder; give auto, last, or that of a checkpoint")
-    for folder in given("output_dir") if given(*TRAINED_ON) else ():
-        check_folder(Path(folder), *OF_RUN)
+    if given("train_file", "train_files", "dataset_name"):
+        for folder in given("output_dir"):
+            check_folder(Path(folder), *OF_RUN)
 
 
 def _check_tables(files: list[str], wanted: list[str], names: list[str] | None) -> None:

@@ -11,7 +11,6 @@ help. To add a command, write this function and add it to COMMANDS. The commands
 import inspect
 import json
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -26,7 +25,7 @@ import neobert_cli
 from neobert_cli.parser import Parser
 
 Run = Callable[..., None]
-COLORED = "\x1b[36m{}\x1b[0m", "\x1b[1;33m{}\x1b[0m"  # cyan file and score, bold yellow words
+CYAN = "\x1b[36m{}\x1b[0m"
 
 
 def embed(parser: Parser) -> Run:
@@ -150,17 +149,11 @@ def _as_json(question: str, answers: list) -> str:
 
 def _as_text(question: str, answers: list) -> str:
     """File and line, score, and the first lines of each passage in the width of the terminal, which shows them in color."""
-    from neobert_hf.embeddings.search import words_of
     from neobert_hf.files.terminal import printable
 
-    marked = {word for word in words_of(question) if len(word) > 3}
-    head = mark = "{}"
+    head = "{}"
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        head, mark = COLORED
-
-    def in_color(word: re.Match) -> str:
-        return mark.format(word[0]) if word[0].lower() in marked else word[0]
-
+        head = CYAN
     width = shutil.get_terminal_size().columns
     indent = "    "
     shown = []
@@ -168,8 +161,7 @@ def _as_text(question: str, answers: list) -> str:
         place = head.format(f"{printable(answer.file)}:{answer.line}")
         score = head.format(f"({answer.score:.2f})")
         passage = textwrap.fill(printable(answer.text), width - len(indent), max_lines=3, placeholder=" ...")
-        passage = textwrap.indent(re.sub(r"[^\W_]+", in_color, passage), indent)
-        shown.append(f"{place}  {score}\n{passage}")
+        shown.append(f"{place}  {score}\n{textwrap.indent(passage, indent)}")
     return "\n\n".join(shown)
 
 

@@ -121,8 +121,7 @@ def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
     printed, metrics = run(tmp_path / "out", tmp_path / "again", *options)
     assert (
         metrics == {}
-        and "no test row has a label, so there are no metrics; name the column of labels, if it is one of text"
-        in printed
+        and "no test row has a label in its column (label_column), so there are no metrics" in printed
         and "learning_rate" not in printed
     )
     again = read_csv(tmp_path / "new/found.csv")

@@ -532,10 +532,7 @@ class Job(BaseEstimator, ABC):
             of_labels, of_inputs = ([column[i] for i in counted] for column in (labels, inputs[0]))
             self._report(of_counted, of_labels, TEST, folder, of_inputs)
         elif not data.test_faults:
-            names = messages.first_of(data.test_rows[0])
-            messages.say(
-                f"no test row has a label, so there are no metrics; name the column of labels, if it is one of {names}"
-            )
+            messages.say("no test row has a label in its column (label_column), so there are no metrics")
         self._write_record()
         if training.should_save:
             answered = [data.test_rows[i] for i in data.test_places]

@@ -57,10 +57,10 @@ class PrecisionArguments(Mixin):
         if 0 < self.warmup_steps < 1 and not has_shares:
             self.warmup_ratio = self.warmup_ratio or self.warmup_steps
             self.warmup_steps: float = 0
-        if self.fp16 and (self.use_cpu or not torch.accelerator.is_available()):
+        has_device = torch.accelerator.is_available() and not self.use_cpu
+        if self.fp16 and not has_device:
             raise ValueError("fp16=True needs a GPU; leave it out, or give bf16")
         if self.bf16 is None:
-            has_device = torch.accelerator.is_available() and not self.use_cpu
             device = torch.accelerator.current_accelerator() if has_device else "cpu"
             self.bf16 = not self.fp16 and best_dtype(device) == torch.bfloat16
         if self.bf16:
