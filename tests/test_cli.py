@@ -73,7 +73,7 @@ def test_an_error_of_the_user_gives_one_line_and_ctrl_c_gives_status_130(monkeyp
     monkeypatch.delenv("NEOBERT_TRACEBACK", raising=False)
     monkeypatch.setattr(vector_files, "embed_files", Mock(side_effect=error))
     with pytest.raises(SystemExit) as ended:
-        run("embed", "a.txt", "-o", "a.npy")
+        run("embed", __file__, "-o", "a.npy")
     assert ended.value.code == status
 
 
@@ -81,7 +81,7 @@ def test_ctrl_c_during_the_imports_ends_the_command_without_a_traceback():
     script = "import signal; from neobert_cli import commands as neobert_cli\n"
     # tests in the background ignore it
     script += "signal.signal(signal.SIGINT, signal.default_int_handler)\nneobert_cli.main()"
-    command = [sys.executable, "-X", "importtime", "-c", script, "embed", "a.txt", "-o", "a.npy"]
+    command = [sys.executable, "-X", "importtime", "-c", script, "embed", __file__, "-o", "a.npy"]
     environment = {**os.environ, "PYTHONPATH": str(Path(neobert_cli.__file__).parents[1])}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         while "| torch." not in (line := " ".join(process.stderr.readline().split())):

@@ -27,8 +27,9 @@ from conftest import SENTENCE, run_main
 from sentence_transformers import SentenceTransformer
 
 from neobert_cli import commands as neobert_cli
+from neobert_hf.data.finding import find_files
 from neobert_hf.embeddings import kept, passages, search
-from neobert_hf.embeddings.passages import find_files, is_document
+from neobert_hf.embeddings.passages import is_document
 from neobert_hf.embeddings.search import DocumentSearch
 
 WORDS = SENTENCE.split()
@@ -601,7 +602,7 @@ BAD = [
     (["notes", "fox", "--include", "*.py"], "notes: no text to search; files: 0, passages: 0; skipped: excluded 4"),
     (["loop.txt", "fox"], "Too many levels of symbolic links: 'loop.txt'"),
     (["rows.csv", "fox"], "rows.csv, line 2: no column 'text'; name .*one of body"),
-    (["notes", "fox", "--model", "no"], "no cannot be opened"),
+    (["notes", "fox", "--model", "no"], "no is no folder; give"),
 ]
 
 

@@ -139,10 +139,7 @@ def open_for_inference(model: str, max_length: int | None = None) -> SentenceTra
     if model == MINI_MODEL_PATH:
         # It is stored in bf16, although its config declares float32.
         options["model_kwargs"] = {"dtype": best_dtype(get_device_name())}
-    try:
-        encoder = open_embedding_model(model, **options)
-    except (OSError, ValueError) as error:  # that of the Hub does not name the model
-        raise ValueError(f"model={model} cannot be opened ({error}); give an existing folder or a Hub id") from error
+    encoder = open_embedding_model(model, **options)
     if max_length is not None and longest_input(encoder) is not None:
         check_leaves_tokens(max_length, "max_length")
         check_max_length(encoder[0].model, max_length, "max_length")
