@@ -343,7 +343,7 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
     "an adapter without its base": (write("adapter_config.json", "{}"), "refused: names no base_model_name_or_path"),
     "an adapter of a base that was moved": (
         write("adapter_config.json", '{"task_type": "SEQ_CLS", "base_model_name_or_path": "runs/../no"}'),
-        "refused: runs/../no does not exist",
+        "refused: runs/../no is no folder",
     ),
     "no list of modules": (embedding(write("modules.json", "[1]")), "refused: modules.json is no list"),
     "a module outside": (embedding(put_pooling_outside), "refused: outside its folder"),
