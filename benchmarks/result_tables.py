@@ -414,12 +414,48 @@ def comparison() -> str:
     return f"{grid(rows, heads)}\n\n{note} {'; '.join(dict.fromkeys(machines))}."
 
 
+# Which runtime on which machine: the machine, a result and a path of it, what to write, and where the page goes on.
+BY_MACHINE = (
+    (
+        "CPU with AMX, or AMD with AVX512-BF16",
+        "runtimes_cpu",
+        "inference copy, int8",
+        "`inference_copy(model, int8=True)`",
+    ),
+    ("", "runtimes_cpu", "inference copy, bfloat16", "`inference_copy(model)` of a model in bfloat16"),
+    ("CPU with AVX2 only", "runtimes_cpu_avx2", "inference copy, int8", "`inference_copy(model, int8=True)`"),
+    ("", "runtimes_cpu_avx2", "inference copy", "`inference_copy(model)`"),
+    ("no PyTorch", "runtimes_cpu", "ONNX Runtime", "`neobert export MODEL OUT`, then [`OnnxModel`](#without-a-server)"),
+    ("", "runtimes_cpu", "llama.cpp", "`neobert export MODEL OUT --to gguf`, then [llama.cpp](#llama-cpp)"),
+    (
+        "browser, Node (mini model)",
+        "runtimes_cpu_mini",
+        "transformers.js, Node",
+        "`neobert export MODEL OUT`, then [transformers.js](#javascript)",
+    ),
+)
+
+
+def machines() -> str:
+    """The speed of a runtime on a machine over that of PyTorch as loaded, for eight docstrings."""
+    rows = []
+    for machine, name, path, command in BY_MACHINE:
+        speeds = {row["path"]: row["tokens_per_s"] for row in read(name)["rows"] if row["batch"] == "8 docstrings"}
+        rows.append([machine, path, f"{speeds[path] / speeds['PyTorch (SDPA)']:.2f}", command])
+    gpu = read("gpu/nvidia_h100_80gb_hbm3/fast_path_speed_bfloat16")["rows"]
+    speeds = {row["model"]: row["tokens_per_s"] for row in gpu if row["batch"] == "256 ragged rows"}
+    ratio = f"{speeds['ours-prepacked'] / speeds['ours']:.2f}"
+    rows.insert(0, ["GPU (H100)", "inference copy, bfloat16", ratio, "`inference_copy(model)` of a model in bfloat16"])
+    rows.append(["ARM", "inference copy", "not measured", "`inference_copy(model)`"])
+    return grid(rows, ["machine", "runtime", "speed over PyTorch as loaded", "command"])
+
+
 def evaluation() -> str:
     """The evaluation of the mini model, by the name that `evaluation_report` gives it in a card."""
     return render(read("evaluation_cpu_float32"))
 
 
-SUMMARIES = {function.__name__: function for function in (comparison, evaluation, features)}
+SUMMARIES = {function.__name__: function for function in (comparison, evaluation, features, machines)}
 PAGES = [
     ROOT / "README.md",
     ROOT / "benchmarks/README.md",
