@@ -221,20 +221,6 @@ def reranker_of_modules(folder, num_labels=1, **options):
     return CrossEncoder(modules=modules, device="cpu", **options)
 
 
-def with_classes(model, names):
-    """An embedding model that ends with a layer of classes, as `FewShotClassifier` saved it: its vectors are logits."""
-    from sentence_transformers.base.modules import Dense, Normalize
-
-    torch.manual_seed(0)
-    width = model.get_embedding_dimension()
-    model.append(Normalize())
-    model.add_module("classes", Dense(width, len(names), activation_function=torch.nn.Identity()))
-    config = model[0].config
-    config.id2label = dict(enumerate(names))
-    config.label2id = {name: number for number, name in enumerate(names)}
-    return model
-
-
 @torch.no_grad()
 def logits_of_modules(folder, pairs, max_length):
     """Logits (pairs, labels) of a saved `reranker_of_modules` in float64, by the numbers in its files."""

@@ -19,8 +19,7 @@ from transformers.hf_argparser import HfArg
 
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.checkpoints import write_card
-from neobert_hf.files.messages import say_next
-from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, pretrain, write_adapted_model
+from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, pretrain, say_pretrained, write_adapted_model
 from neobert_hf.runs import run_script
 
 
@@ -56,9 +55,7 @@ def adapt(vocabulary: VocabularyArguments, data: CorpusArguments, training: Adap
     if trainer.is_world_process_zero():
         write_card(start)  # first: the other card tells of it
         write_card(training.output_dir)
-        files = ["--model_name_or_path", training.output_dir, "--train_file", "TRAIN.csv"]
-        columns = ["--text_columns", "TEXT", "--label_column", "LABEL"]
-        say_next(["neobert", "finetune-classifier", *files, *columns, "--output_dir", "runs/classes"])
+        say_pretrained(training.output_dir)
 
 
 def main():

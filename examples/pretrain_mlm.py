@@ -29,8 +29,7 @@ both phases the same value.
 """
 
 from neobert_hf.checkpoints import write_card
-from neobert_hf.files.messages import say_next
-from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, pretrain
+from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, pretrain, say_pretrained
 from neobert_hf.runs import run_script
 
 
@@ -39,9 +38,7 @@ def train(data: CorpusArguments, training: PretrainingArguments):
     trainer = pretrain(data, training)
     if trainer.is_world_process_zero():
         write_card(training.output_dir)
-        files = ["--model_name_or_path", training.output_dir, "--train_file", "TRAIN.csv"]
-        columns = ["--text_columns", "TEXT", "--label_column", "LABEL"]
-        say_next(["neobert", "finetune-classifier", *files, *columns, "--output_dir", "runs/classes"])
+        say_pretrained(training.output_dir)
 
 
 def main():

@@ -8,7 +8,9 @@ A folder that `neobert export` wrote is served without torch and transformers. T
 
 import base64
 import json
+import os
 import shlex
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -231,17 +233,20 @@ def serve(folder: str, host: str, port: int, truncation: str, **options) -> None
     """Open the folder, say how to ask, and answer requests."""
     if not 0 <= port < 65536:
         raise ValueError(f"the port {port} is not between 0 and 65535")
-    server = Server(open_folder(folder, is_shared=True, **options), truncation)
-    config = uvicorn.Config(make_app(server), host, port, log_level="warning")
-    socket = config.bind_socket()
-    socket.listen()  # before its address is told
     name = f"[{host}]" if ":" in host else host
-    address = f"http://{name}:{socket.getsockname()[1]}"
+    try:
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        fault = f"--port {port} of {host} cannot be used ({os.strerror(error.errno or 0)})"
+        raise OSError(f"{fault}; give another --port, or 0 for a free one") from error
+    server = Server(open_folder(folder, is_shared=True, **options), truncation)
+    config = uvicorn.Config(make_app(server), log_level="warning")
+    address = f"http://{name}:{listening.getsockname()[1]}"
     path = ROUTES[server.what][0]
     curl = ["curl", address + path, "--header", "Content-Type: application/json", "--data", json.dumps(EXAMPLES[path])]
     print(f"{folder} is {server.what}; {address}/docs lists what it answers. Ask in another shell:")
     print(f"  {shlex.join(curl)}", flush=True)
-    uvicorn.Server(config).run([socket])
+    uvicorn.Server(config).run([listening])
 
 
 def main() -> None:

@@ -65,7 +65,7 @@ def test_an_error_of_the_user_gives_one_line_and_ctrl_c_gives_status_130(monkeyp
     monkeypatch.delenv("NEOBERT_TRACEBACK", raising=False)
     monkeypatch.setattr(vector_files, "embed_files", Mock(side_effect=error))
     with pytest.raises(SystemExit) as ended:
-        run("embed", "a.txt", "-o", "a.npy")
+        run("embed", __file__, "-o", "a.npy")
     assert ended.value.code == status
 
 
@@ -73,7 +73,7 @@ def test_ctrl_c_during_the_imports_ends_the_command_without_a_traceback():
     script = "import signal; from neobert_cli import commands as neobert_cli\n"
     # tests in the background ignore it
     script += "signal.signal(signal.SIGINT, signal.default_int_handler)\nneobert_cli.main()"
-    command = [sys.executable, "-X", "importtime", "-c", script, "embed", "a.txt", "-o", "a.npy"]
+    command = [sys.executable, "-X", "importtime", "-c", script, "embed", __file__, "-o", "a.npy"]
     environment = {**os.environ, "PYTHONPATH": str(Path(neobert_cli.__file__).parents[1])}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         while "| torch." not in (line := " ".join(process.stderr.readline().split())):
@@ -104,7 +104,7 @@ def test_help_does_not_import_the_package():
     tree = ast.parse(Path(neobert_cli.__file__).read_text("utf-8"))
     imported = {name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names}
     imported |= {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
-    assert imported <= set(sys.stdlib_module_names) | {"collections.abc", "neobert_cli.parser"}
+    assert imported <= set(sys.stdlib_module_names) | {"collections.abc", "neobert_cli", "neobert_cli.parser"}
     script = f"{neobert_cli.__file__}"
     done = subprocess.run([sys.executable, "-X", "importtime", script, "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "COMMAND" in done.stdout
@@ -137,10 +137,35 @@ def test_a_script_is_a_command_with_the_same_help(command):
     assert run(command, "--help").split() == of_file.split()
 
 
-def test_a_script_tells_its_name_before_it_imports_torch(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["neobert", "finetune-qa"])
-    neobert_cli._chosen(*neobert_cli.make_parser())
-    assert capsys.readouterr().out == "neobert finetune-qa: loading the libraries\n"
+NO_FOLDER = "is no folder; give an existing folder, or an id on the Hub such as org/name"
+NO_COLUMN = "no column 'team' among text, label; name it by --text_columns, --label_column or --label_columns"
+MISTAKES = [  # that are refused before torch is imported, and the line
+    ("finetune-classifier --train_file none.csv", "No such file or folder: 'none.csv'"),
+    ("finetune-classifier --train_file a.csv --label_column team", f"a.csv, line 2: {NO_COLUMN}"),
+    ("finetune-classifier --train_file a.xlsx", "a.xlsx has the suffix '.xlsx'; save it as CSV"),
+    ("finetune-classifier --train_file=a.csv --model_name_or_path modle", f"modle {NO_FOLDER}"),
+    ("finetune-qa --train_file a.csv --model_name_or_path org/none", "org/none cannot be downloaded"),
+    ("train-reranker --train_files a.csv --output_dir taken", "taken holds notes.txt; choose a new or empty folder"),
+    ("finetune-tagger --train_file a.csv --resume_from_checkpoint b", "--resume_from_checkpoint=b is no folder; give"),
+    ("pretrain-mlm --train_files folder/*.txt --use_cpu", "No such file or folder: 'folder/*.txt'"),
+    ("pretrain-mlm --tokenizer_name tokneizer", f"tokneizer {NO_FOLDER}"),
+    ("embed none.txt -o a.npy", "No such file or folder: 'none.txt'"),
+    ("export modle out", f"modle {NO_FOLDER}"),
+    ("serve taken --port 70000", "the port 70000 is not between 0 and 65535"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), MISTAKES)
+def test_a_mistake_ends_with_one_line_before_torch_is_imported(words, line, tmp_path):
+    for name, content in {"a.csv": "text,label\na,b\n", "a.xlsx": "", "taken/notes.txt": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    script = "import atexit, sys\natexit.register(lambda: print('torch' in sys.modules))\n"
+    script += "from neobert_cli.commands import main; main()"
+    options = {"cwd": tmp_path, "env": {**os.environ, "HF_HUB_OFFLINE": "1"}, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", script, *words.split()], **options, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "False\n", 1)
+    assert done.stderr.startswith(f"neobert {words.split()[0]}: {line}")
 
 
 def test_a_command_tells_the_next_one_as_it_can_be_pasted(capsys, monkeypatch, tmp_path):
@@ -154,12 +179,13 @@ def test_a_command_tells_the_next_one_as_it_can_be_pasted(capsys, monkeypatch, t
         return shlex.split(last)[1:], printed
 
     words, _ = told("train-tokenizer", "--files", "my text.txt", "--sample_by", "line", "--output_dir", "my tokenizer")
-    words, printed = told(*words, "--workers", 1)
+    words, printed = told(*words, "--workers", 1, "--json")
     found = vars(CommandParser([CorpusArguments, PretrainingArguments]).parse_args(words[1:]))
     assert words[0] == "pretrain-mlm" and found["documents_dir"] == json.loads(printed)["folder"] == "runs/documents"
 
-    monkeypatch.setattr(neobert_hf.export, "export_model", lambda task, **options: {"task": task})
+    monkeypatch.setattr(neobert_hf.export, "export_model", lambda task, **options: {"task": task, "files": {}})
     monkeypatch.setattr(importlib.import_module("neobert_hf.checkpoints.conversion"), "convert", lambda **options: {})
+    Path("a").mkdir()
     export, convert = ["export", "a", "my b", "--task"], ["convert", "a", "my b"]
     assert told(*export, "text-classification")[0] == ["serve", "my b"] and told(*convert)[0] == ["doctor", "my b"]
     for words in ([*export, "token-classification", "--to", "gguf"], [*export, "fill-mask"]):
@@ -181,7 +207,7 @@ def test_train_tokenizer_writes_what_train_wordpiece_gives(tmp_path):
     [
         ("a b", ("--vocab_size", 6), "vocab_size=6 is out of bounds; choose "),
         ("a b", ("--output_dir", "."), ". holds a.txt; choose a new or empty folder"),
-        ("a b", ("--files", "none.txt"), "none.txt does not exist or is not a file"),
+        ("a b", ("--files", "none.txt"), "No such file or folder: 'none.txt'"),
         ("", (), "a.txt holds no document; give a source with text"),
         ("\x01\x02", (), "the texts hold no word"),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.dataset
 
-from neobert_hf.embeddings import open_embedding_model, prompt_of, warn_of_truncated
+from neobert_hf.embeddings import open_embedding_model
 from neobert_hf.export import OnnxModel
 from neobert_hf.files import run_command
 
@@ -36,12 +36,8 @@ def embed(files: str, output: Path, model: str, dtype: str, gpus: int):
     if output.exists() and any(output.iterdir()) and not done.exists():
         raise ValueError(f"{output} has files of another run; choose a new folder")
     embedder = Embedder(model, dtype)
-    first = pyarrow.dataset.dataset(files).head(1000, ["id", "text"])
-    embedder(first.slice(0, 1))  # raises what each core would raise
-    if not isinstance(embedder.model, OnnxModel):  # what the processes of Ray say is not shown
-        prompt = prompt_of(embedder.model)
-        texts = [prompt + text for text in first["text"].fill_null("").to_pylist()]
-        warn_of_truncated(embedder.model, f"the first {len(texts):,} rows", texts)
+    first = pyarrow.dataset.dataset(files).head(1, ["id", "text"])
+    embedder(first)  # raises what each core would raise
     ray.init(log_to_driver=False)
     context = ray.data.DataContext.get_current()
     context.checkpoint_config = ray.data.checkpoint.CheckpointConfig("id", str(done))

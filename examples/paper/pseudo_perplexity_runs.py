@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerBase
 from neobert_hf import best_dtype
 from neobert_hf.checkpoints import load_tokenizer
 from neobert_hf.data import check_max_length, read_text_column
+from neobert_hf.data.lengths import longest_text
 from neobert_hf.embeddings import hash_of_weights
 from neobert_hf.files import write_json
 
@@ -92,7 +93,8 @@ def evaluate_files(arguments: PseudoPerplexityArguments) -> dict:
         raise ValueError(f"the tokenizer of {arguments.model_name_or_path} has no mask token; choose a masked model")
     model = load_masked_model(arguments.model_name_or_path, dtype=best_dtype(device)).to(device)
     documents = masked_texts(arguments, tokenizer)
-    check_max_length(model, len(documents[-1][1].input_ids))
+    if longest_text(model):  # texts may be longer than those of the training, if positions are rotary
+        check_max_length(model, len(documents[-1][1].input_ids))
 
     run = {"texts": [(text.input_ids, text.positions) for _, text, _ in documents], "dtype": str(model.dtype)}
     identity = hash_of_weights(model, {**run, "config": model.config.to_json_string(use_diff=True)})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from building import build
-from conftest import change_config, contents, largest_file, reranker_of_modules, with_classes
+from conftest import change_config, contents, largest_file, reranker_of_modules
 from huggingface_hub import ModelCard
 from transformers import BertConfig
 from verifying import verify
@@ -50,7 +50,7 @@ def test_a_build_that_fails_leaves_nothing(saved, tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["embedding", "classes", "reranker", "modules"])
+@pytest.mark.parametrize("kind", ["embedding", "reranker", "modules"])
 def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and_a_card(saved, tmp_path, kind):
     import sentence_transformers
 
@@ -59,8 +59,6 @@ def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and
         model = make(str(saved), num_labels=1)
     else:
         model = sentence_transformer(str(saved), pooling="cls", prompts={"query": "find: "}, normalize=True)
-    if kind == "classes":
-        with_classes(model, ["animal", "building"])
     source = tmp_path / "source"
     model.save_pretrained(str(source))
     if kind == "embedding":  # one folder that embeds and fills masks, as that of the mini model

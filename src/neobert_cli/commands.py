@@ -11,7 +11,6 @@ help. To add a command, write this function and add it to COMMANDS. The commands
 import inspect
 import json
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -20,11 +19,13 @@ from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
 from importlib import import_module, metadata
 from pathlib import Path
+from typing import Any
 
+import neobert_cli
 from neobert_cli.parser import Parser
 
 Run = Callable[..., None]
-COLORED = "\x1b[36m{}\x1b[0m", "\x1b[1;33m{}\x1b[0m"  # cyan file and score, bold yellow words
+CYAN = "\x1b[36m{}\x1b[0m"
 
 
 def embed(parser: Parser) -> Run:
@@ -148,17 +149,11 @@ def _as_json(question: str, answers: list) -> str:
 
 def _as_text(question: str, answers: list) -> str:
     """File and line, score, and the first lines of each passage in the width of the terminal, which shows them in color."""
-    from neobert_hf.embeddings.search import words_of
     from neobert_hf.files.terminal import printable
 
-    marked = {word for word in words_of(question) if len(word) > 3}
-    head = mark = "{}"
+    head = "{}"
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        head, mark = COLORED
-
-    def in_color(word: re.Match) -> str:
-        return mark.format(word[0]) if word[0].lower() in marked else word[0]
-
+        head = CYAN
     width = shutil.get_terminal_size().columns
     indent = "    "
     shown = []
@@ -166,8 +161,7 @@ def _as_text(question: str, answers: list) -> str:
         place = head.format(f"{printable(answer.file)}:{answer.line}")
         score = head.format(f"({answer.score:.2f})")
         passage = textwrap.fill(printable(answer.text), width - len(indent), max_lines=3, placeholder=" ...")
-        passage = textwrap.indent(re.sub(r"[^\W_]+", in_color, passage), indent)
-        shown.append(f"{place}  {score}\n{passage}")
+        shown.append(f"{place}  {score}\n{textwrap.indent(passage, indent)}")
     return "\n\n".join(shown)
 
 
@@ -222,7 +216,9 @@ def tokenize(parser: Parser) -> Run:
     )
     add("--workers", type=int, help="Tasks that run at the same time. Default: one for a core; with Ray, all.")
 
-    def run(output_dir, tokenizer_name, executor, tasks, workers, **source):
+    add("--json", dest="as_json", action="store_true", help="Print one JSON object.")
+
+    def run(output_dir, tokenizer_name, executor, tasks, workers, as_json, **source):
         from neobert_hf.checkpoints.tokenizer import load_tokenizer
         from neobert_hf.pretraining.corpus import Corpus
         from neobert_hf.pretraining.tokenizing import tokenize
@@ -230,7 +226,8 @@ def tokenize(parser: Parser) -> Run:
         tokenizer = load_tokenizer(tokenizer_name)
         documents = tokenize(Corpus(**source), tokenizer, output_dir, executor, tasks, workers)
         counts = {name: documents.manifest[name] for name in ("num_documents", "num_tokens")}
-        print(json.dumps({"folder": output_dir, **counts}))
+        line = "{} has {num_documents:,} documents of {num_tokens:,} tokens".format(output_dir, **counts)
+        print(json.dumps({"folder": output_dir, **counts}) if as_json else line)
         words = ("--documents_dir", output_dir, "--tokenizer_name", tokenizer_name, "--output_dir", "runs/pretraining")
         _say_next("pretrain-mlm", *words, "--num_held_out", str(min(1000, 1 + len(documents) // 20)))
 
@@ -331,11 +328,17 @@ def export(parser: Parser) -> Run:
         "question-answering, multi-vector or sentence-similarity. Default: that for which the model was saved.",
     )
 
-    def run(**options) -> None:
-        from neobert_hf.export import export_model
+    add("--json", dest="as_json", action="store_true", help="Print one JSON object.")
 
-        report = export_model(**options)
-        print(json.dumps(report))
+    def run(as_json: bool, **options) -> None:
+        from neobert_hf.export import export_model
+        from neobert_hf.export.exporting import agreement
+
+        with redirect_stdout(sys.stderr):
+            report = export_model(**options)
+        files = [f"{name} ({agreement(entry)})" for name, entry in report["files"].items()]
+        line = f"{options['out']}: {report['task']}, compared with torch: {', '.join(files)}"
+        print(json.dumps(report) if as_json else line)
         served = ("question-answering", "sentence-similarity", "text-classification", "token-classification")
         if report["task"] in served and {"onnx", "openvino"} & {*options["to"]}:
             _say_next("serve", options["out"])
@@ -376,17 +379,35 @@ def predict(parser: Parser) -> Run:
 
 def _run(command: str, run: Run, **options) -> None:
     """Run a command without progress bars if there is no terminal; for embeddings, set the memory allocator and the threads."""
+    import neobert_hf
+    from neobert_cli.checks import check
+
+    check(command, options)
+    if command not in LIGHT:
+        neobert_hf.register()
     if command in EMBEDDING:
         from neobert_hf.runs import limit_threads, tune_allocator
 
         tune_allocator()
         limit_threads()
-    if not sys.stderr.isatty():
-        with suppress(ImportError):  # an exported model needs no transformers
-            from transformers.utils import logging
+    if not sys.stderr.isatty() and command not in LIGHT:
+        from transformers.utils import logging
 
-            logging.disable_progress_bar()
+        logging.disable_progress_bar()
     run(**options)
+
+
+def _run_script(command: str, options: dict[str, Any]) -> None:
+    """Check the options of a script, none for its help, then import it."""
+    if command not in LIGHT:
+        import neobert_hf
+        from neobert_cli.checks import check
+
+        check(command, options)
+        if options and os.environ.get("RANK", "0") == "0":
+            print(f"neobert {command}: loading the libraries", flush=True)  # which takes seconds
+        neobert_hf.register()
+    import_module(f"neobert_hf.examples.{command.replace('-', '_')}").main()
 
 
 def _say_next(*words: str) -> None:
@@ -410,6 +431,7 @@ SCRIPTS = {  # with the first line of their help
     "serve": "Answer requests over HTTP by a saved or exported model.",
 }
 # Commands whose packages the extra `embed` installs; what the others miss is first in another extra.
+LIGHT = ("example-data", "predict", "serve")  # these need torch later, or never
 EMBEDDING = ("embed", "search", "train-contrastive", "train-reranker")
 
 
@@ -426,11 +448,11 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
         subparser = commands.add_parser(name, help=title, description=text)
         subparser.set_defaults(run=command(subparser))
     arguments = json.loads(Path(__file__).parents[1].joinpath("neobert_hf", "options.json").read_text("utf-8"))
-    for name, title in SCRIPTS.items():  # for the list of commands and for completion
+    for name, title in SCRIPTS.items():  # for the list of commands, for completion, and for checks
         script = commands.add_parser(name, help=title, add_help=False)
-        script.add_argument("files", nargs="*")
+        script.add_argument("words", nargs="*")
         for argument in arguments.get(f"examples/{name.replace('-', '_')}.py", ()):
-            script.add_argument(argument, nargs="+")
+            script.add_argument(argument, nargs="*")
     return parser, commands.choices
 
 
@@ -442,14 +464,12 @@ def main() -> None:
 
         argcomplete.autocomplete(parser)
     command, run = _chosen(parser, commands)
-    try:
-        from neobert_hf.files.errors import run_command
-    except KeyboardInterrupt:  # the import takes seconds
-        raise SystemExit(130) from None
-    except ModuleNotFoundError as error:  # an environment of `pip install --no-deps`
-        message = f"{error}; install the package with its dependencies: pip install neobert_hf"
-        raise SystemExit(f"neobert {command}: {message}") from error
-    run_command(f"neobert {command}", run, extra="embed" if command in EMBEDDING else "")
+    neobert_cli.is_checking = True
+    from neobert_hf.files.errors import run_command
+    from neobert_hf.files.terminal import naming
+
+    with naming([name[2:] for name in commands[command]._option_string_actions if name.startswith("--")]):
+        run_command(f"neobert {command}", run, extra="embed" if command in EMBEDDING else "")
 
 
 def _chosen(parser: Parser, commands: dict[str, Parser]) -> tuple[str, Run]:
@@ -457,10 +477,9 @@ def _chosen(parser: Parser, commands: dict[str, Parser]) -> tuple[str, Run]:
     command, *words = sys.argv[1:] or [""]
     if command in SCRIPTS:
         sys.argv[:2] = [f"neobert {command}"]  # the name of the program in its help and errors
-        is_quiet = command == "example-data" or os.environ.get("RANK", "0") != "0"
-        if not is_quiet and not {"-h", "--help", "--help_all"}.intersection(words):
-            print(f"neobert {command}: loading the libraries", flush=True)  # which takes seconds
-        return command, lambda: import_module(f"neobert_hf.examples.{command.replace('-', '_')}").main()
+        options, _ = commands[command].parse_known_args(words)
+        is_help = not {"-h", "--help", "--help_all"}.isdisjoint(words)
+        return command, lambda: _run_script(command, {} if is_help else vars(options))
     if command not in commands:
         if command[:1] not in ("", "-"):
             parser.refuse("command", command, commands)

@@ -8,6 +8,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import neobert_cli
+
+from .checkpoints.registration import register
 from .lazy import lazy_names
 
 __version__ = "0.1.0"
@@ -72,14 +75,5 @@ def __dir__() -> list[str]:
     return [*__all__, *NAMESPACES]
 
 
-if find_spec("torch") is not None:
-    import transformers
-
-    from .checkpoints.tokenizer import FolderTokenizer
-    from .model.configuration_neobert import NeoBERTConfig
-    from .model.modeling_neobert import AUTO_CLASSES
-
-    for _auto_class, _class in AUTO_CLASSES.items():
-        _key = NeoBERTConfig.model_type if _auto_class == "AutoConfig" else NeoBERTConfig
-        getattr(transformers, _auto_class).register(_key, _class, exist_ok=True)
-    transformers.AutoTokenizer.register(NeoBERTConfig, fast_tokenizer_class=FolderTokenizer, exist_ok=True)
+if not neobert_cli.is_checking:
+    register()

@@ -123,7 +123,7 @@ def test_a_base_model_that_was_moved_is_given_by_its_place_and_a_folder_without_
     model.save_pretrained(tmp_path / "of_peft")
     os.rename(base, tmp_path / "moved")
     for name, error, words in (
-        ("adapter", ValueError, r"base does not exist; give an existing folder"),
+        ("adapter", ValueError, r"base is no folder; give an existing folder"),
         ("of_peft", FileNotFoundError, r"of_peft has no base\.json; give the folder of an adapter that save_adapter"),
     ):
         with pytest.raises(error, match=words):

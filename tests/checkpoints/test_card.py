@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import reranker_of_modules, with_classes
+from conftest import reranker_of_modules
 from huggingface_hub import EvalResult, InferenceClient, ModelCard
 from huggingface_hub.utils import validate_repo_id
 from markdown_it import MarkdownIt
@@ -40,7 +40,7 @@ HEADS = {
     "answers": ("NeoBERTForQuestionAnswering", {}),
     "choice": ("NeoBERTForMultipleChoice", {}),
 }
-EMBEDDERS = ("embedding", "sparse", "multi_vector", "classes", "reranker", "modules", "modules of 3 classes")
+EMBEDDERS = ("embedding", "sparse", "multi_vector", "reranker", "modules", "modules of 3 classes")
 KINDS = (*HEADS, "adapter", *EMBEDDERS)
 MINI = Path(neobert_hf.MINI_MODEL_PATH)
 TRAINING = {"hub_model_id": None, "license": "cc-by-4.0", "language": ["de"], "max_steps": -1}
@@ -63,8 +63,7 @@ def embedder(kind, checkpoint):
         return reranker_of_modules(checkpoint, num_labels=3 if "3" in kind else 1)
     if kind == "reranker":
         return CrossEncoder(checkpoint, num_labels=1, model_kwargs={"ignore_mismatched_sizes": True})
-    model = sentence_transformer(checkpoint)
-    return with_classes(model, ["fox", "house", "sea"]) if kind == "classes" else model
+    return sentence_transformer(checkpoint)
 
 
 @pytest.fixture(scope="module")

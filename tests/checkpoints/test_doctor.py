@@ -300,8 +300,10 @@ DAMAGE = {  # what happens to a good folder, the errors that are found, separate
     "settings that are a list": (embedding(write("config_sentence_transformers.json", "[]")),
      "refused: is no JSON object"),
     "an adapter without its base": (write("adapter_config.json", "{}"), "refused: names no base_model_name_or_path"),
-    "an adapter of a base that was moved": (write("adapter_config.json", '{"base_model_name_or_path": "runs/../no"}'),
-     "refused: runs/../no does not exist"),
+    "an adapter of a base that was moved": (
+        write("adapter_config.json", '{"task_type": "SEQ_CLS", "base_model_name_or_path": "runs/../no"}'),
+        "refused: runs/../no is no folder",
+    ),
     "no list of modules": (embedding(write("modules.json", "[1]")), "refused: modules.json is no list"),
     "a module outside": (embedding(put_pooling_outside), "refused: outside its folder"),
     "a missing module": (embedding(remove("1_Pooling")), "refused: lacks the module 1_Pooling"),
@@ -566,7 +568,7 @@ def test_a_mend_can_be_pasted_into_a_shell(good, tmp_path):
     ("source", "line"),
     [
         ("org/nothing", "neobert doctor: org/nothing cannot be downloaded"),
-        ("../nothing", "neobert doctor: ../nothing does not exist; give an existing folder, or an id"),
+        ("../nothing", "neobert doctor: ../nothing is no folder; give an existing folder, or an id"),
         (".", "neobert doctor: . holds no weights; give a folder with"),
     ],
 )

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import serve
 import torch
-from conftest import change_config, reranker_of_modules, with_classes
+from conftest import change_config, reranker_of_modules
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
 
@@ -124,7 +124,6 @@ def test_a_folder_says_what_it_holds(folder, sound, tmp_path):
 
     dense = neobert_hf.sentence_transformer(folder)
     assert kind_of(dense) == ("vector", "SentenceTransformer")
-    assert kind_of(with_classes(dense, ["animal", "building"])) == ("classes", "SentenceTransformer")
     assert kind_of(neobert_hf.sparse_encoder(folder)) == ("sparse", "SparseEncoder")
     assert kind_of(neobert_hf.multi_vector_encoder(folder)) == ("multi-vector", "MultiVectorEncoder")
     assert kind_of(st.CrossEncoder(folder, num_labels=1)) == ("score", "CrossEncoder")

@@ -185,10 +185,10 @@ def test_a_folder_that_does_not_exist_is_named_without_a_rule_about_repositories
     (tmp_path / "src").mkdir()
     monkeypatch.chdir(tmp_path)
     for read in (load_tokenizer, check_source, resolve):
-        with pytest.raises(ValueError, match=f"^{name} does not exist; give an existing folder, or an id on the Hub"):
+        with pytest.raises(ValueError, match=f"^{name} is no folder; give an existing folder, or an id on the Hub"):
             read(name)
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"^file is not a folder"):
+    with pytest.raises(ValueError, match=r"^file is no folder"):
         check_source("file")
 
 

@@ -25,8 +25,9 @@ from conftest import SENTENCE, run_main
 from sentence_transformers import SentenceTransformer
 
 from neobert_cli import commands as neobert_cli
+from neobert_hf.data.finding import find_files
 from neobert_hf.embeddings import kept, passages, search
-from neobert_hf.embeddings.passages import find_files, is_document
+from neobert_hf.embeddings.passages import is_document
 from neobert_hf.embeddings.search import DocumentSearch
 
 WORDS = SENTENCE.split()
@@ -491,7 +492,7 @@ def test_documents_and_file_names_cannot_control_the_terminal(tmp_path, model, m
     assert any("\x1b]0;PWNED" in answer["text"] for answer in json.loads(line)["answers"])
 
 
-def test_a_terminal_gets_color_and_highlighted_words_which_a_pipe_and_no_color_do_not(monkeypatch):
+def test_a_terminal_gets_color_which_a_pipe_and_no_color_do_not(monkeypatch):
     answer = search.Passage("a\x1b[31m.md", 7, 0.5, "Renew_it or RENEW the renewal")
     plain = "a.md:7  (0.50)\n    Renew_it or RENEW the renewal"
     assert neobert_cli._as_text("renew it", [answer]) == plain
@@ -499,7 +500,7 @@ def test_a_terminal_gets_color_and_highlighted_words_which_a_pipe_and_no_color_d
     monkeypatch.delenv("NO_COLOR", raising=False)
     shown = neobert_cli._as_text("renew it", [answer])
     assert re.sub(r"\x1b\[[0-9;]+m", "", shown) == plain
-    assert re.findall(r"\x1b\[[^0][0-9;]*m(.*?)\x1b\[0m", shown) == ["a.md:7", "(0.50)", "Renew", "RENEW"]
+    assert re.findall(r"\x1b\[[^0][0-9;]*m(.*?)\x1b\[0m", shown) == ["a.md:7", "(0.50)"]
     monkeypatch.setenv("NO_COLOR", "1")
     assert neobert_cli._as_text("renew it", [answer]) == plain
 
@@ -566,7 +567,7 @@ BAD = [
     (["notes", "fox", "--include", "*.py"], "notes: no text to search; files: 0, passages: 0; skipped: excluded 4"),
     (["loop.txt", "fox"], "Too many levels of symbolic links: 'loop.txt'"),
     (["rows.csv", "fox"], "rows.csv, line 2: no column 'text'; name .*one of body"),
-    (["notes", "fox", "--model", "no"], "no cannot be opened"),
+    (["notes", "fox", "--model", "no"], "no is no folder; give"),
 ]
 
 

@@ -1,12 +1,10 @@
 """sentence-transformers models give the numbers of a plain forward, and their folders load without the package."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from conftest import with_classes
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from transformers import AutoTokenizer, configuration_utils
@@ -211,21 +209,3 @@ def test_an_embedding_model_with_as_many_outputs_as_classes_has_no_classes(start
     model.extend(modules)
     model.save_pretrained(str(tmp_path))
     assert_task(tmp_path, "sentence-similarity")
-
-
-@pytest.mark.parametrize("kind", ["new", "of an older version", "saved again by sentence-transformers", "LABEL_0"])
-def test_the_folder_of_a_model_that_ends_with_classes_keeps_them(start, tmp_path, kind):
-    """Earlier versions of this library trained such models from few examples."""
-    names = ["LABEL_0", "LABEL_1"] if kind == "LABEL_0" else ["red", "old", "house"]
-    model = with_classes(sentence_transformer(str(start)), names)
-    model.save_pretrained(str(tmp_path))
-    if kind == "of an older version":  # whose modules have numbers as names
-        file = tmp_path / "modules.json"
-        *others, last = json.loads(file.read_text())
-        file.write_text(json.dumps([*others, last | {"name": str(last["idx"])}]))
-    elif kind.startswith("saved again"):
-        SentenceTransformer(str(tmp_path), device="cpu").save_pretrained(str(tmp_path))
-    again = SentenceTransformer(str(tmp_path), device="cpu")
-    np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
-    assert [again[0].config.id2label[number] for number in range(len(names))] == names
-    assert_task(tmp_path, "text-classification")

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import random
+import re
 import shutil
 import signal
 
@@ -38,7 +39,9 @@ def test_a_length_above_the_positions_of_the_model_is_refused(bert, tmp_path, ex
     rows = [{**words, "label": name, "tags": [name]} for name in "AB"] * 10
     train = json_lines(tmp_path / "train.jsonl", rows)
     arguments = command(bert, train, tmp_path / "out", "--max_steps", "1")
-    with pytest.raises(SystemExit, match=r"max_seq_length=512 is more than the 64 positions of .*bert; give --max_seq"):
+    with pytest.raises(
+        SystemExit, match=r"max_seq_length=512 is more than the 64 positions of .*bert; give 64 or less"
+    ):
         run_main(example, *arguments)
     run_main(example, *arguments, "--max_seq_length", "64")
 
@@ -87,8 +90,11 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint_with_the_same_rows_an
     (out / "checkpoint-7").mkdir(parents=True)  # a save that was interrupted
     with pytest.raises(SystemExit, match=r"out holds no complete checkpoint; .*start without resume_from_checkpoint"):
         run_main(finetune_classifier, *arguments, "last")
-    run_main(finetune_classifier, *arguments[:-1])
-    assert "holds this training, which is finished; give another" in run_main(finetune_classifier, *arguments[:-1])
+    assert re.search(r"\nremoved checkpoint-\d+: the model is saved;", run_main(finetune_classifier, *arguments[:-1]))
+    with pytest.raises(
+        SystemExit, match="out holds this training, which is finished; predict with it as model_name_or"
+    ):
+        run_main(finetune_classifier, *arguments[:-1])
     for name, values in {"num_train_epochs": "1.0 and is 2.0", "learning_rate": "0.003 and is 1.0"}.items():
         with pytest.raises(SystemExit, match=rf"belongs to another run: {name} was {values}; [^\n]*$"):
             run_main(finetune_classifier, *arguments, "last", f"--{name}", values.split()[-1])
@@ -108,7 +114,7 @@ def test_ctrl_c_saves_a_checkpoint_from_which_the_run_resumes_to_the_same_weight
     json_lines(tmp_path / "other.jsonl", wrong)
     options = ["--num_train_epochs", "3", "--learning_rate", "3e-4", "--validation_file", tmp_path / "other.jsonl"]
     whole, parts = (command(model_folder, tmp_path / "train.jsonl", tmp_path / name, *options) for name in "ab")
-    run_main(finetune_classifier, *whole)
+    run_main(finetune_classifier, *whole, "--save_total_limit", "1")
     step, steps = transformers.Trainer.training_step, []
 
     def interrupted_step(*args, **kwargs):
@@ -125,7 +131,8 @@ def test_ctrl_c_saves_a_checkpoint_from_which_the_run_resumes_to_the_same_weight
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
     assert {file.name for file in (tmp_path / "b").glob("checkpoint-*")} == {"checkpoint-5", "checkpoint-8"}
     assert not (tmp_path / "b/model.safetensors").exists()
-    run_main(finetune_classifier, *parts)
+    assert "\nresuming from checkpoint-8\n" in run_main(finetune_classifier, *parts)
+    assert list((tmp_path / "a").glob("checkpoint-*")) and not list((tmp_path / "b").glob("checkpoint-*"))
     expected, found = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 

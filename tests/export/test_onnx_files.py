@@ -170,7 +170,7 @@ def test_a_head_agrees_with_torch_at_lengths_and_paddings_that_the_exporter_has_
     name, config = HEADS[task]
     model = tiny(getattr(neobert_hf, name), tmp_path / "model", tokenizer, **config)
     # by the command, which prints the report
-    report = json.loads(run_main(neobert_cli, "export", tmp_path / "model", tmp_path / "out"))
+    report = json.loads(run_main(neobert_cli, "export", tmp_path / "model", tmp_path / "out", "--json"))
     assert report["task"] == task and list(report["files"]) == ["onnx/model.onnx"]
     run = runner(tmp_path / "out/onnx/model.onnx")
     for batch in random_batches(96, 0, 60).values():

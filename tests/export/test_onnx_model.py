@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers
-from conftest import SENTENCE, change_config, logits_of_modules, reranker_of_modules, with_classes
+from conftest import SENTENCE, change_config, logits_of_modules, reranker_of_modules
 from scipy.special import expit, softmax
 from scipy.stats import spearmanr
 from sentence_transformers import CrossEncoder, SentenceTransformer
@@ -160,33 +160,6 @@ def test_predict_classifies_as_the_pipeline_does_and_a_call_gives_the_logits(tin
         for run in (onnx, onnx.predict):
             with pytest.raises(TypeError):
                 run(value)
-
-
-@pytest.mark.slow
-def test_an_embedding_model_that_ends_with_classes_is_exported_as_a_classifier(tiny_config, tokenizer, tmp_path):
-    """Its default prompt and its length count too; a setting of an earlier training does not."""
-    tiny_config.num_hidden_layers, tiny_config.problem_type = 1, "multi_label_classification"
-    torch.manual_seed(0)
-    neobert_hf.NeoBERTModel(tiny_config).save_pretrained(tmp_path / "encoder")
-    tokenizer.save_pretrained(tmp_path / "encoder")
-    chain = neobert_hf.sentence_transformer(str(tmp_path / "encoder"), prompts={"text": "old sea "}, max_seq_length=9)
-    chain.default_prompt_name = "text"
-    with_classes(chain, ["fox", "dog", "sea"]).save_pretrained(str(tmp_path / "saved"))
-    assert export_model(tmp_path / "saved", tmp_path / "out")["task"] == "text-classification"
-    onnx = OnnxModel(tmp_path / "out")
-    config = json.loads((tmp_path / "out/config.json").read_text())
-    assert config["architectures"] == ["NeoBERTForSequenceClassification"]
-    assert onnx.output_names == ["logits"] and onnx.max_length == 9
-    wanted = SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(SENTENCES)
-    np.testing.assert_allclose(onnx([f"old sea {text}" for text in SENTENCES])["logits"], wanted, rtol=0, atol=1e-5)
-    scores = [dict(zip(["fox", "dog", "sea"], row)) for row in softmax(wanted, axis=1)]
-    for found, row in zip(onnx.predict(SENTENCES, top_k=3), scores):
-        assert [each["label"] for each in found] == sorted(row, key=row.get, reverse=True)
-        assert scores_by_label(found) == pytest.approx(row, abs=1e-5)
-    with pytest.raises(ValueError, match="this model pools by mean and has Pooling, Normalize, Dense"):
-        export_model(tmp_path / "saved", tmp_path / "gguf", to="gguf")
-    with pytest.raises(ValueError, match="holds an embedding model without classes; leave out task"):
-        export_model(neobert_hf.MINI_MODEL_PATH, tmp_path / "mini", task="text-classification")
 
 
 RERANKERS = {  # labels, activation of the scores, its definition

@@ -22,7 +22,6 @@ from conftest import SENTENCE, reranker_of_modules, run_main
 from fastapi.testclient import TestClient
 from oracle import CONFIG
 from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.base.modules import Dense
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 import neobert_hf
@@ -116,8 +115,6 @@ def folders(tokenizer, tmp_path_factory):
     vectors = neobert_hf.sentence_transformer(encoder, prompts=PROMPT["prompts"])
     vectors.default_prompt_name = "text"
     vectors.save_pretrained(str(parent / "vectors"))
-    vectors.add_module("classes", Dense(sizes["hidden_size"], 3, activation_function=torch.nn.Identity()))
-    vectors.save_pretrained(str(parent / "few"))
     return parent
 
 
@@ -153,24 +150,21 @@ def assert_labels(found, scores):
 
 
 @saved_and_exported
-@pytest.mark.parametrize("name", ["softmax", "sigmoid", "number", "few"])
+@pytest.mark.parametrize("name", ["softmax", "sigmoid", "number"])
 def test_predict_gives_the_classes_of_texts_pairs_and_batches(client_of, folders, name, is_exported):
-    """Of plain torch, and of the vectors of a model of few examples."""
     client, folder = client_of(name, is_exported), folders / name
     apply = {"sigmoid": torch.sigmoid, "number": lambda logits: logits}.get(name, lambda logits: logits.softmax(-1))
 
     @torch.inference_mode()
     def logits(*texts):
-        if name == "few":
-            return SentenceTransformer(str(folder)).encode(list(texts), convert_to_tensor=True)[0].cpu()
         model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
         return model(**AutoTokenizer.from_pretrained(folder)(*texts, return_tensors="pt")).logits[0]
 
-    for inputs in (SENTENCE, [SENTENCE], *([] if name == "few" else [PAIR])):
+    for inputs in (SENTENCE, [SENTENCE], PAIR):
         wanted = logits(*([inputs] if isinstance(inputs, str) else inputs))
         assert_labels(answer_to(client, "/predict", inputs=inputs), apply(wanted))
         assert_labels(answer_to(client, "/predict", inputs=inputs, raw_scores=True), wanted)
-    batch = [["sleeps"], ["the fox"] if name == "few" else PAIR, [SENTENCE]]
+    batch = [["sleeps"], PAIR, [SENTENCE]]
     for found, texts in zip(answer_to(client, "/predict", inputs=batch, truncate=None), batch, strict=True):
         assert_labels(found, apply(logits(*texts)))
 
@@ -235,7 +229,7 @@ def test_null_and_the_own_width_are_as_no_value(client_of, path, name, request_,
 
 
 @saved_and_exported
-@pytest.mark.parametrize("name", ["softmax", "few", "scores", "vectors"])
+@pytest.mark.parametrize("name", ["softmax", "scores", "vectors"])
 def test_a_long_text_is_an_error_unless_it_is_allowed(client_of, folders, tokenizer, name, is_exported, capsys):
     path = {"scores": "/rerank", "vectors": "/v1/embeddings"}.get(name, "/predict")
     bodies = {"/rerank": {"query": "a", "texts": ["a", LONG]}, "/v1/embeddings": {"input": ["a", LONG], "model": "any"}}
@@ -364,7 +358,7 @@ def predicted(model, file, output, **options):
     return [row.values for row in read_rows(output)]
 
 
-PREDICTED = dict.fromkeys(("softmax", "number", "few"), ("texts.csv", ["text"]))
+PREDICTED = dict.fromkeys(("softmax", "number"), ("texts.csv", ["text"]))
 PREDICTED |= dict.fromkeys(("sigmoid", "scores", "modules"), ("texts.csv", ["text", "other"]))
 PREDICTED |= {"tags": ("words.jsonl", ["text"]), "answers": ("questions.jsonl", ["text"])}
 

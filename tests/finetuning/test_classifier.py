@@ -113,7 +113,7 @@ def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
     unlabelled = write_csv(tmp_path / "new.csv", [{"text": row["text"]} for row in rows])
     options = ("--test_file", unlabelled, "--predictions_file", tmp_path / "new/found.csv")
     printed, metrics = run(tmp_path / "out", tmp_path / "again", *options)
-    assert "the test rows have no column of labels (label_column)" in printed
+    assert "no test row has a label in its column (label_column), so there are no metrics" in printed
     assert metrics == {} and "learning_rate" not in printed
     again = read_csv(tmp_path / "new/found.csv")
     for name in ("prediction", "probability_no", "probability_yes"):

@@ -191,7 +191,7 @@ def test_all_faulty_rows_are_in_one_message_of_one_line(tmp_path):
         read_labelled_texts(LabelledTextArguments(train_file=file), 0, None)
     message = str(caught.value)
     assert message.count("train.jsonl, line") == 10 and "\n" not in message
-    assert message.endswith("; ...; correct or remove them, or leave them out by skip_bad_rows")
+    assert message.endswith("; and 11 more; correct or remove them, or leave them out by skip_bad_rows")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])

@@ -58,27 +58,6 @@ def test_classes_that_look_like_numbers_are_named_with_the_option_that_predicts_
     assert line in out if line else "regression" not in out
 
 
-@pytest.mark.parametrize("kind", ["auto", REGRESSION])
-@pytest.mark.parametrize(
-    ("labels", "named"),
-    [
-        (["1.250", "2.400", "950"], "1.250, 2.400"),
-        (["-1.250", "1e3", "-9"], "-1.250"),
-        (["1.250", "2.400"], None),
-        (["1.250", "2.5", "950"], None),
-        (["0.250", "1"], None),
-        (["1250", "950"], None),
-        ([1.125, 3], None),
-    ],
-)
-def test_points_that_may_separate_thousands_are_named_in_one_line(tmp_path, capsys, labels, named, kind):
-    found = read(jsonl_file(tmp_path, labels * 2), problem_type=kind)
-    assert list(map(float, found.train[1])) == [float(label) for label in labels * 2]
-    lines = [line for line in capsys.readouterr().out.splitlines() if "thousands" in line]
-    expected = [f"{named}; if these are thousands, write 1250"] if named else []
-    assert [line.partition("no point: ")[2] for line in lines] == expected
-
-
 def test_texts_with_several_labels_are_named_with_the_number_of_each(tmp_path, capsys):
     def out_of(texts, labels, **options):
         file = tmp_path / "a.jsonl"

@@ -57,7 +57,7 @@ def test_another_model_among_the_parameters_leaves_nothing_of_the_training(start
     assert not hasattr(job.set_params(model=bert), "classes_") and job.tokenizer.name_or_path == str(bert)
     job.set_params(model=tmp_path / "saved")
     assert job.classes_.tolist() == [0, 1] and set(job.predict(TEXTS)) <= {0, 1}, "the folder knows the type"
-    with pytest.raises(ValueError, match="none does not exist; give an existing folder"):
+    with pytest.raises(ValueError, match="none is no folder; give an existing folder"):
         job.set_params(model=tmp_path / "none").predict_proba(TEXTS)
     assert "Classifier" in job._repr_html_(), "a notebook shows it all the same"
 

@@ -108,12 +108,12 @@ def test_a_resume_with_other_values_is_refused(corpus, tmp_path):
     assert read_json_object(tmp_path / "run/training_summary.json")["optim"].startswith("adamw_torch")
     train_wordpiece(["other words to learn from"] * 9, vocab_size=64).save_pretrained(tmp_path / "other")
     for changes, message in (
-        ({"learning_rate": 1e-3}, "belongs to another run: recipe was"),
-        ({"config_overrides": SMALL.replace("=96", "=128")}, "belongs to another run: config was"),
-        ({"streaming": True}, "belongs to another run: data was"),
+        ({"learning_rate": 1e-3}, "belongs to another run: recipe."),
+        ({"config_overrides": SMALL.replace("=96", "=128")}, "belongs to another run: config."),
+        ({"streaming": True}, "belongs to another run: data."),
         ({"optim": "sgd"}, "belongs to another run: optim was adamw_torch(_fused)? and is sgd"),
         ({"optim_args": "amsgrad=True"}, "belongs to another run: optim_args was None and is amsgrad=True"),
-        ({"tokenizer_name": tmp_path / "other"}, "tokenizer is"),
+        ({"tokenizer_name": tmp_path / "other"}, "tokenizer.sha256 was"),
     ):
         with pytest.raises(ValueError, match=message):
             run(corpus, tmp_path / "run", **dict(max_steps=4) | changes)

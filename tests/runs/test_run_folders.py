@@ -52,7 +52,9 @@ def test_a_run_that_was_killed_early_starts_again_and_a_finished_one_without_che
     (folder / "training.json").write_text("{}")
     with (
         lock_run(folder),
-        pytest.raises(FileExistsError, match=r"holds training\.json of a training from which this run"),
+        pytest.raises(
+            FileExistsError, match="run holds this training, which is finished; predict with it as model_name"
+        ),
     ):
         begin_or_resume(folder, RUN, "auto")
 

@@ -21,11 +21,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ..data.lengths import plain_tokenizer
 from ..files.errors import one_line
+from ..files.messages import first_of
 from ..files.terminal import printable
 from ..model import configuration_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from .network import FLOATS, StoredTensor, class_of, lost_layers, read_header, unknown_tensors
-from .saved_model import INDEX, WEIGHTS, SavedModel, kind_of, listed, read_object
+from .saved_model import INDEX, WEIGHTS, SavedModel, kind_of, read_object
 from .trust import NAMES, foreign_settings, nodes, resolve
 
 Findings = Iterator[tuple]  # code, place, and values of its text
@@ -185,7 +186,7 @@ def check_loading(subject: Subject) -> Findings:
             yield "architecture", "config.json: architectures", name
         unknown = unknown_tensors(subject.shape, subject.tensors, subject.saved.head)
         if unknown:
-            yield "tensors-unknown", listed(unknown)
+            yield "tensors-unknown", first_of(unknown)
 
 
 def check_adapter(subject: Subject) -> Findings:
@@ -214,7 +215,7 @@ def check_values(subject: Subject) -> Findings:
         for name, tensor in tensors.items():
             for kind in odd_values(tensor):
                 found.setdefault(mark + kind, []).append(f"{where}: {name}")
-    yield from ((code, listed(names)) for code, names in found.items())
+    yield from ((code, first_of(names)) for code, names in found.items())
 
 
 def odd_values(tensor: StoredTensor) -> set[str]:
@@ -246,11 +247,11 @@ def check_code(subject: Subject) -> Findings:
         if own.is_file() and own.read_bytes() == content:
             continue
         if tables := sorted(lost_tables(text) - stored):
-            yield "rotary-buffer", where, listed(tables)
+            yield "rotary-buffer", where, first_of(tables)
         else:
             other.append(where)
     if other:
-        yield "code-differs", listed(other)
+        yield "code-differs", first_of(other)
 
 
 def lost_tables(code: str) -> set[str]:
@@ -353,7 +354,7 @@ def check_base(subject: Subject, base: str) -> Findings:
         changes.append(changes_of_rows(own.read(), other.read(), heads))
     # A block whose v is that of the base model was frozen. In a sound training, the changes of q, k and v are alike.
     if any(v for _, _, v in changes) and all(max(q, k) <= v / 20 for q, k, v in changes):
-        yield "corrupted-rotary", listed(names), base
+        yield "corrupted-rotary", first_of(names), base
 
 
 def changes_of_rows(own: torch.Tensor, base: torch.Tensor, heads: int) -> list[float]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files.json_files import read_json
+from ..files.messages import first_of
 from ..files.terminal import printable
 from .trust import NAMES, check_links, check_source, foreign_settings, holds_tokenizer, resolve
 
@@ -32,11 +33,10 @@ PICKLE = re.compile(r"(state_dict|.*model.*)\.(bin|pt|pth|ckpt)")
 DEEPSPEED = "*_model_states.pt"
 GRAPHS = ("onnx/*.onnx", "openvino/*.xml", "*.gguf")
 OF_EXPORT = ("config.json", "tokenizer.json", "tokenizer_config.json")
-CLASSES_MODULE = "classes"  # in modules.json, the name of the last module of a classifier
 SMALL_HEADS = ("dense.", "classifier.", "qa_outputs.")  # a decoder has the numbers of the whole vocabulary
 CONTEXTUAL = "contextual_neobert"  # the model type of contextual embedding models
 # The kinds of models: by the end of the name of an architecture, and by the class of sentence-transformers. Another architecture
-# is an encoder. A SentenceTransformer gives a vector or classes, a CrossEncoder a score or classes.
+# is an encoder. A CrossEncoder gives a score or classes.
 KINDS = {
     "ForMaskedLM": "masked words",
     "LMHead": "masked words",
@@ -217,19 +217,12 @@ class SavedModel:
             return "classes"
         if kind == "classes" and not self.is_adapter and len(self.labels) == 1 and not self.config.get("problem_type"):
             return "score"
-        return "classes" if kind == "vector" and self._ends_with_classes() else kind
+        return kind
 
     @cached_property
     def last_settings(self) -> dict[str, Any]:
         """Settings of the last module of sentence-transformers."""
         return read_object(self.parts[-1] / "config.json") if self.is_chain else {}
-
-    def _ends_with_classes(self) -> bool:
-        """Whether the last module is a layer of classes. Its name says it, which every save keeps."""
-        kinds = [kind.rpartition(".")[2] for _, kind in self.modules]
-        if kinds[-1:] != ["Dense"] or self.last_settings.get("out_features") != len(self.labels):
-            return False
-        return read_json(self.folder / "modules.json")[-1].get("name") == CLASSES_MODULE
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -270,8 +263,6 @@ class SavedModel:
         named = self.record.get("problem_type") or "single_label_classification"
         if self.graph is None and self.library == "CrossEncoder":
             named = self._score_type_of_pairs(is_single)
-        elif self.graph is None and self.library:
-            named = "single_label_classification"
         if is_single and named != "regression":
             return "multi_label_classification"
         return named
@@ -377,7 +368,7 @@ class SavedModel:
             lost = [] if has_matrix or kind not in ("classes", "tags", "spans") else ["a layer of its outputs"]
         if lost:
             raise ValueError(
-                f"{self.source} lacks {listed(lost)} in the shapes of config.json, so they would be random: the head for "
+                f"{self.source} lacks {first_of(lost)} in the shapes of config.json, so they would be random: the head for "
                 f"{kind} was never trained, or config.json is that of another model; correct it, or download the model again"
             )
         return check_finite({name: self.tensors[name] for name in names}, self.source)
@@ -570,8 +561,3 @@ def types_of_transformers() -> Iterable[str]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return CONFIG_MAPPING_NAMES
-
-
-def listed(names: list[str]) -> str:
-    """Return the first names, and how many there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

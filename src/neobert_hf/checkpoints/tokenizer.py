@@ -10,6 +10,7 @@ from transformers.utils import cached_file, logging
 
 from ..data.wordpiece import SPECIAL_TOKENS, PreTrainedTokenizerFast
 from ..files.json_files import read_json
+from ..files.messages import first_of
 from ..files.terminal import printable
 from .trust import KERNELS, TOKENIZER_FILES, check_source, check_vocabulary, holds_tokenizer
 
@@ -43,7 +44,7 @@ def load_tokenizer(
         raise ValueError(f"{source} holds no tokenizer ({' or '.join(TOKENIZER_FILES)}); copy that of its model there")
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, config=config, trust_remote_code=False)
-    except (OSError, ImportError):
+    except ImportError:
         raise
     except Exception as error:  # tokenizers raises this class, and json errors do not name the file
         raise OSError(f"the tokenizer of {source} cannot be read ({error}); download or copy it again") from error
@@ -102,6 +103,6 @@ def keep_known_settings(
     for name in unknown:
         delattr(holder, name)
     if unknown := sorted(unknown - {"auto_map"}):  # each save writes its own
-        names = printable(", ".join(unknown))
+        names = printable(first_of(unknown))
         logger.warning(f"{source} has settings unknown to this library, which are not saved: {names}")
     return holder

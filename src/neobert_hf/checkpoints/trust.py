@@ -32,12 +32,10 @@ ALLOWED = {**NAMES, **dict.fromkeys(KERNELS, "[^/]*"), "custom_pipelines": "(?!)
 def check_source(source: str | Path) -> None:
     """Raise ValueError if a source is neither a folder nor an id of the Hub, or if `check_links` refuses the folder."""
     folder = Path(source)
-    is_below = "/" in str(source) and folder.parent.is_dir()
     if folder.is_dir():
         check_links(folder)
-    elif folder.exists() or is_below or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(source)):
-        fault = "is not a folder" if folder.exists() else "does not exist"
-        raise ValueError(f"{source} {fault}; give an existing folder, or an id on the Hub such as org/name")
+    elif folder.parent.is_dir() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+        raise ValueError(f"{source} is no folder; give an existing folder, or an id on the Hub such as org/name")
 
 
 def resolve(source: str | Path, more: Iterable[str] = (), revision: str | None = None) -> Path:

@@ -138,14 +138,15 @@ def longest_text(model: PreTrainedModel) -> int | None:
 
 
 def check_max_length(model: PreTrainedModel, max_length: int, name: str = "max_seq_length") -> None:
-    """Raise ValueError if texts of this length in tokens may exceed the positions that a model has learned.
+    """Raise ValueError if texts of this length in tokens exceed the learned positions of a model, or of its config and 512.
 
     Args:
         model: The model.
         max_length: The length.
         name: Name of the option, for the message.
     """
-    longest = longest_text(model)
-    if longest is not None and max_length > longest:
+    rotary = getattr(model.config, "max_position_embeddings", max_length)  # beyond which nothing was learned
+    longest = longest_text(model) or max(rotary, DEFAULT_LENGTH)
+    if max_length > longest:
         fault = f"{name}={max_length} is more than the {longest} positions of {model.name_or_path}"
-        raise ValueError(f"{fault}; give --{name} {longest}, or less")
+        raise ValueError(f"{fault}; give {longest} or less")

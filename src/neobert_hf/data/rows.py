@@ -23,14 +23,16 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from ..files.messages import first_of
 from ..files.terminal import LONE_SURROGATES
 from .lengths import as_list
 
 CONVERT = "save it as UTF-8, for example: iconv -f CP1252 -t UTF-8 FILE > NEW_FILE"
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+BY_NAME = "name it by text_columns, label_column or label_columns"
+SPREADSHEETS = (".xlsx", ".xls", ".ods")
 SAMPLES = ("line", "paragraph", "document")
-SHOWN = 10  # rows in a message
 LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a C long has 32 bits on Windows
 # Of CSV, the rarest inside texts first; spreadsheets write semicolons where the comma separates decimals.
 SEPARATORS = ("\t", ";", ",")
@@ -99,7 +101,8 @@ def read_rows(
     elif suffix in (".csv", ".tsv"):
         rows = _separated_rows(file, column_names, encoding)
     else:
-        raise ValueError(f"{file} has the suffix {file.suffix!r}; choose one of {', '.join(SUFFIXES)}")
+        remedy = "save it as CSV" if suffix in SPREADSHEETS else f"choose one of {', '.join(SUFFIXES)}"
+        raise ValueError(f"{file} has the suffix {file.suffix!r}; {remedy}")
     with _naming(file):
         for row in rows:
             if row.fault and is_strict:
@@ -141,7 +144,7 @@ def read_texts(
             raise ValueError(f"{row.place} has type {type(text).__name__}, not object; write one object on each line")
         if isinstance(text, dict):
             if must_have and column not in text:
-                raise ValueError(f"{row.place}: no column {column!r}; name that of the texts, one of {', '.join(text)}")
+                raise ValueError(f"{row.place}: no column {column!r}; name that of the texts, one of {first_of(text)}")
             text = text.get(column)
         must_have = is_strict
         yield row.place, checked_text(text, f"{row.place}: {column}", is_strict)
@@ -157,7 +160,7 @@ def read_text_column(files: Iterable[str | Path], column: str) -> list[tuple[str
     files = as_list(files)
     texts = [text for file in files for text in read_texts(file, column, "line", is_strict=True)]
     if not any(text.strip() for _, text in texts):
-        raise ValueError(f"{', '.join(files[:SHOWN])}: no text; give a file with at least one text")
+        raise ValueError(f"{first_of(files)}: no text; give a file with at least one text")
     return texts
 
 
@@ -165,6 +168,22 @@ def read_lines(file: str | Path, encoding: str | None = None) -> Iterator[tuple[
     """Yield the lines of a text file, which may be compressed, each after its place; encoding and errors as of `read_rows`."""
     with _naming(file):
         yield from _text_documents(Path(file), "line", encoding)
+
+
+def check_columns(place: str, names: Iterable[str], wanted: Iterable[Sequence[str]], remedy: str = BY_NAME) -> None:
+    """Raise ValueError if rows lack a column.
+
+    Args:
+        place: Place of the first row.
+        names: Names of their columns.
+        wanted: Of each column the names that it may have.
+        remedy: What to do.
+    """
+    names = list(names)
+    for of_column in wanted:
+        if not {*of_column}.intersection(names):
+            lacking = f"no column {' or '.join(map(repr, of_column))} among {first_of(names)}"
+            raise ValueError(f"{place}: {lacking}; {remedy}")
 
 
 def checked_text(text: Any, place: str, is_strict: bool = False) -> str:
@@ -310,7 +329,7 @@ def _separated_rows(file: Path, names: Sequence[str] | None, encoding: str | Non
             continue
         else:
             found = f"{len(fields)} columns {lines_of_row}, but {len(names)} columns have a name"
-            row.fault = f"{found} ({', '.join(names[:SHOWN])}); {remedy}"
+            row.fault = f"{found} ({first_of(names)}); {remedy}"
         yield row
 
 

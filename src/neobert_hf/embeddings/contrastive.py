@@ -22,6 +22,7 @@ from torch.utils.data import BatchSampler, ConcatDataset
 from transformers.hf_argparser import HfArg
 
 from ..checkpoints.embedding_models import warn_of_truncated
+from ..files.messages import first_of
 from ..runs import ResumeArguments
 from .pairs import Sets, as_sets, texts_of
 from .retrieval import pairs_evaluators
@@ -166,7 +167,7 @@ def mine_negatives(
     for name, rows in as_sets(sets, "train").items():
         negatives = rows.column_names[2:]
         if negatives:
-            raise ValueError(f"{name} already has negatives ({', '.join(negatives)}); mine for sets of pairs only")
+            raise ValueError(f"{name} already has negatives ({first_of(negatives)}); mine for sets of pairs only")
         texts = texts_of(rows, query_prompt or "", corpus_prompt or "")
         warn_of_truncated(model, f"negatives of {name}", texts)
         mined[name] = mine_hard_negatives(

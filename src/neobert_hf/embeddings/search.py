@@ -17,11 +17,13 @@ from tqdm.auto import tqdm
 
 from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.embedding_models import fingerprint, longest_input, prompt_of, warn_of_truncated
+from ..data.finding import find_files
 from ..data.lengths import DEFAULT_LENGTH, Truncation, as_list
 from ..files.errors import one_line
+from ..files.messages import first_of
 from ..files.terminal import printable
 from .kept import Kept, Passages
-from .passages import JOINED, NOT_TEXT, PassageReader, find_files, guessed_encoding, is_document
+from .passages import JOINED, NOT_TEXT, PassageReader, guessed_encoding, is_document
 from .vector_files import open_for_inference
 
 CACHE = Path(HF_HOME) / "neobert_hf" / "search"  # may be deleted at any time
@@ -115,7 +117,7 @@ class DocumentSearch:
         try:
             self._read(files, encoding, reader, kept)
             if not self.passages:
-                raise ValueError(f"{', '.join(paths)}: no text to search; {'; '.join(self.summary().splitlines())}")
+                raise ValueError(f"{first_of(paths)}: no text to search; {'; '.join(self.summary().splitlines())}")
             encode = partial(self.encoder.encode_document, batch_size=64, show_progress_bar=False)
             self.vectors = kept.vectors([passage.text for passage in self.passages], encode)
         finally:

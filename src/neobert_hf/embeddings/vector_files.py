@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -23,24 +22,22 @@ from ..checkpoints.embedding_models import (
     prompt_of,
     what_is_read,
 )
+from ..data.finding import find_texts
 from ..data.lengths import (
     Truncation,
-    as_list,
     check_leaves_tokens,
     check_max_length,
     fact_of_truncated,
     tokens_lost,
 )
-from ..data.rows import SUFFIXES, read_text_column
+from ..data.rows import read_text_column
 from ..files.output import check_file, writing
 from ..model.machine_neobert import best_dtype
 from .kept import Kept
-from .passages import find_files
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-INPUTS = (".txt", *SUFFIXES)
 OUTPUTS = (".npy", ".jsonl", ".parquet")
 
 
@@ -84,7 +81,7 @@ def embed_files(
         FileExistsError: The output exists, or is an input.
         OSError: A file cannot be read, or the output cannot be written.
     """
-    found, skipped = _find(files)
+    found, skipped = find_texts(files)
     target = Path(output)
     if target.suffix not in OUTPUTS:
         raise ValueError(f"output={output} ends in none of {', '.join(OUTPUTS)}; choose one of them")
@@ -128,15 +125,6 @@ def embed_files(
     }
 
 
-def _find(files: str | Sequence[str]) -> tuple[dict[Path, bool], Counter]:
-    """The files of texts, as of `find_files`."""
-    paths = as_list(files)
-    found, skipped = find_files(paths, lambda file: file.suffix.lower() in INPUTS)
-    if not found:
-        raise ValueError(f"{', '.join(paths)}: no file ends in {', '.join(INPUTS)}; choose files of texts")
-    return found, skipped
-
-
 def open_for_inference(model: str, max_length: int | None = None) -> SentenceTransformer:
     """Open an embedding model in the dtype of its config; bf16 weights in the dtype that is fastest on this machine.
 
@@ -151,10 +139,7 @@ def open_for_inference(model: str, max_length: int | None = None) -> SentenceTra
     if model == MINI_MODEL_PATH:
         # It is stored in bf16, although its config declares float32.
         options["model_kwargs"] = {"dtype": best_dtype(get_device_name())}
-    try:
-        encoder = open_embedding_model(model, **options)
-    except (OSError, ValueError) as error:  # that of the Hub does not name the model
-        raise ValueError(f"model={model} cannot be opened ({error}); give an existing folder or a Hub id") from error
+    encoder = open_embedding_model(model, **options)
     if max_length is not None and longest_input(encoder) is not None:
         check_leaves_tokens(max_length, "max_length")
         check_max_length(encoder[0].model, max_length, "max_length")

@@ -16,6 +16,7 @@ from ..checkpoints.eurobert import open_twin, save_twin, twin_config, write_card
 from ..checkpoints.network import AUTO_CLASS_OF
 from ..checkpoints.saved_model import SETTINGS, WEIGHTS
 from ..data.lengths import as_list
+from ..files.messages import say
 from ..files.output import check_folder, new_folder, write_json, writing
 from ..files.terminal import quiet
 from ..model.modeling_neobert import AUTO_CLASSES
@@ -77,12 +78,20 @@ def export_model(
         else:
             report = {}
             for name, write, kind in _planned_files(graph, built, formats, int8, fp16, dtype):
+                say(f"writing {name}, and comparing it with torch")
                 report[name] = _write_file(reference, built / name, write, kind)
             if "onnx" not in formats and "openvino" in formats:  # it was made of the ONNX file
                 shutil.rmtree(built / "onnx")
                 del report[FILES["onnxruntime"]["fp32"]]
             _write_settings(graph, built)
     return {"folder": str(out), "task": graph.task, "files": report}
+
+
+def agreement(entry: dict[str, Any]) -> str:
+    """Return in words how a file agrees with torch, by its entry in the report of `export_model`."""
+    if "errors" in entry:
+        return f"largest error {max(entry['errors'].values()):.1g}"
+    return f"smallest cosine {entry['smallest_cosine']}" if "smallest_cosine" in entry else "not compared"
 
 
 def _check_formats(to: Iterable[str], int8: bool, fp16: bool, dtype: str) -> set[str]:

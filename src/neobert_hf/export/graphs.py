@@ -83,11 +83,11 @@ class EmbeddingGraph(Graph):
     runtimes that pool by themselves get the right vector. It holds the states of the tokens if nothing but a normalization is
     around the pooling. Otherwise each token has the embedding itself.
 
-    The only output of a model that ends with a layer of classes, and of a reranker, is its logits (B, C).
+    The only output of a reranker is its logits (B, C).
 
     Args:
         chain: The embedding model or the reranker, on the CPU.
-        task: "sentence-similarity", or "text-classification" for a classifier and a reranker.
+        task: "sentence-similarity", or "text-classification" for a reranker.
     """
 
     def __init__(self, chain: SentenceTransformer | CrossEncoder, task: str = EMBEDDING):
@@ -237,7 +237,7 @@ def _keep_scores(graph: Graph, saved: SavedModel) -> None:
     config = graph.model.config
     if saved.settings.get("default_prompt_name"):
         graph.prompts = {name: saved.settings[name] for name in ("prompts", "default_prompt_name")}
-    if saved.library == "CrossEncoder" and isinstance(graph, EmbeddingGraph):  # its config is that of the encoder
+    if isinstance(graph, EmbeddingGraph):  # its config is that of the encoder
         config.num_labels = graph.chain.num_labels
     config.problem_type = saved.score_type
     if config.num_labels == 1 and config.problem_type != "regression":
@@ -252,13 +252,9 @@ def _load_chain(saved: SavedModel, task: str) -> EmbeddingGraph | SearchGraph:
 
     classes = {each.__name__: each for each in (SentenceTransformer, CrossEncoder, SparseEncoder, MultiVectorEncoder)}
     library = saved.library or "SentenceTransformer"
-    own = {"CrossEncoder": CLASSIFICATION, "SparseEncoder": SPARSE, "MultiVectorEncoder": MULTI_VECTOR}.get(library)
-    fitting = (own,) if own else (EMBEDDING, CLASSIFICATION)
-    if task not in fitting:
+    own = {"CrossEncoder": CLASSIFICATION, "SparseEncoder": SPARSE, "MultiVectorEncoder": MULTI_VECTOR}
+    if task != own.get(library, EMBEDDING):
         raise ValueError(f"{saved.source} holds a {library}, which cannot be exported for task={task}; leave out task")
-    if task == CLASSIFICATION and saved.kind == "vector":
-        found = f"{saved.source} holds an embedding model without classes"
-        raise ValueError(f"{found}; leave out task, or export a classifier")
     if task == SPARSE:
         saved.check_head("masked words")
     with quiet():

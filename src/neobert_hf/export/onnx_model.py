@@ -327,7 +327,6 @@ class OnnxModel:
             ValueError: The model is of another kind, a text has not one mask, or it is refused because of its length.
             TypeError: An element is no text.
         """
-        fact_of_truncated([], 0, self.max_length, truncation)  # an error if it is no such word
         given = _texts_of(texts)
         if self.saved.kind == "tags":
             results = self._find_entities(given, batch_size)
@@ -461,8 +460,6 @@ def open_graph(file: Path, dtype: str = "fp32", num_threads: int | None = None) 
 
             settings = onnxruntime.SessionOptions()
             settings.intra_op_num_threads = num_threads or 0
-            # Files of earlier versions have signed weights, whose products saturate on a processor without VNNI.
-            settings.add_session_config_entry("session.x64quantprecision", "1")
             session = onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
             names = [output.name for output in session.get_outputs()]
             return names, lambda inputs: dict(zip(names, session.run(None, inputs)))

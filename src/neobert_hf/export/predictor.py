@@ -118,6 +118,12 @@ def open_folder(
         return _of_export(OnnxModel(folder, dtype or "fp32", runtime, num_threads or (1 if is_shared else None)))
     if dtype or runtime:
         raise ValueError(f"{folder} is not exported, and --dtype and --runtime are for exported folders; omit them")
+    from transformers.utils.logging import disable_progress_bar
+
+    from ..checkpoints.registration import register
+
+    register()
+    disable_progress_bar()
     saved.check()
     saved.check_head()
     if num_threads:
@@ -147,44 +153,33 @@ def _of_export(model: OnnxModel) -> Predictor:
 
 
 def _of_modules(saved: SavedModel) -> Predictor:
-    """A model of sentence-transformers: it embeds texts, classifies them by a last layer, or reads pairs."""
-    if saved.library == "CrossEncoder":
-        return _of_pairs(saved)
+    """A model of sentence-transformers: it embeds texts, or reads pairs."""
+    from sentence_transformers import CrossEncoder
+    from torch.nn import Identity
+
     from ..checkpoints.embedding_models import longest_input, open_embedding_model, prompt_of
 
-    model = open_embedding_model(saved.source)
-    return Predictor(
+    if saved.library == "CrossEncoder":
+        saved.load_tokenizer()  # which refuses that of another model
+        model = CrossEncoder(saved.source)
+    else:
+        model = open_embedding_model(saved.source)
+    predictor = Predictor(
         saved,
-        vectors=partial(model.encode, normalize_embeddings=True),
-        logits_of_batch=model.encode,
         tokenizer=model.tokenizer.backend_tokenizer,
         max_length=longest_input(model) or sys.maxsize,
         prompt=prompt_of(model),
     )
-
-
-def _of_pairs(saved: SavedModel) -> Predictor:
-    from sentence_transformers import CrossEncoder
-    from torch.nn import Identity
-
-    from ..checkpoints.embedding_models import longest_input, prompt_of
-
-    saved.load_tokenizer()  # which refuses that of another model
-    model = CrossEncoder(saved.source)
+    if saved.library != "CrossEncoder":
+        predictor.vectors = partial(model.encode, normalize_embeddings=True)
 
     def logits(inputs: Sequence[Text]) -> np.ndarray:
         if str in map(type, inputs):
             raise ValueError("the model reads pairs of texts; give two texts in place of one")
         return model.predict(inputs, activation_fn=Identity()).reshape(len(inputs), -1)
 
-    longest = longest_input(model) or sys.maxsize
-    return Predictor(
-        saved,
-        logits_of_batch=logits,
-        tokenizer=model.tokenizer.backend_tokenizer,
-        max_length=longest,
-        prompt=prompt_of(model),
-    )
+    predictor.logits_of_batch = logits
+    return predictor
 
 
 def _of_head(saved: SavedModel) -> Predictor:

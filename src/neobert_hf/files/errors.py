@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from .terminal import printable
+from .terminal import as_typed, printable
 
 
 def correctable() -> tuple[type[BaseException], ...]:
@@ -60,7 +60,7 @@ def one_line(error: object, extra: str = "") -> str:
         text += "; install the package with its dependencies: pip install neobert_hf"
     elif extras:
         text += f"; install it: pip install 'neobert_hf[{extra if extra in extras else extras[0]}]'"
-    return printable(text) or type(error).__name__  # it may quote a column or a file of other people
+    return as_typed(printable(text)) or type(error).__name__  # it may quote a column or a file of other people
 
 
 def _extras_with(module: str) -> list[str]:

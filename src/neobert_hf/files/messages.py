@@ -3,12 +3,14 @@
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from .terminal import printable
+from .terminal import as_typed, printable
 
 logger = logging.getLogger(__name__)
+SHOWN = 10  # names in a message
 _is_silent = False  # inside of `silence`
 
 
@@ -20,7 +22,7 @@ def is_first_process() -> bool:
 def say(text: str) -> None:
     """Tell a text in the first process, each of its lines without what controls a terminal."""
     if is_first_process() and not _is_silent:
-        print("\n".join(map(printable, text.split("\n"))), flush=True)  # noqa: T201  (the one place that prints)
+        print("\n".join(as_typed(printable(line)) for line in text.split("\n")), flush=True)  # noqa: T201  (the one place that prints)
 
 
 def warn(text: str) -> None:
@@ -28,6 +30,25 @@ def warn(text: str) -> None:
     say(f"warning: {text}")
     if is_first_process() and _is_silent:
         logger.warning(printable(text))
+
+
+def first_of(names: Iterable[object], separator: str = ", ") -> str:
+    """Return the first ten names as one text, and how many more there are."""
+    shown = list(map(str, names))
+    num_more = len(shown) - SHOWN
+    if num_more > 0:
+        shown[SHOWN:] = [f"and {num_more:,} more"]
+    return separator.join(shown)
+
+
+def differences(before: Any, now: Any, name: str = "") -> list[str]:
+    """Return a sentence with the beginnings of both values for each value of two records that differs, by its name."""
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [f"{name} was {before!s:.80} and is {now!s:.80}"] * (before != now)
+    found = []
+    for key in sorted({*before, *now}):
+        found += differences(before.get(key), now.get(key), f"{name}.{key}".removeprefix("."))
+    return found
 
 
 def say_next(*commands: Sequence[object]) -> None:

@@ -4,7 +4,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stdout
 
 LINE_ENDS = re.compile(r"\r\n|[\t\n\v\f\r\x85\u2028\u2029]")
@@ -15,7 +15,27 @@ CONTROLS = re.compile(
     r"|\x1b[ -/]*[0-~]"  # other escape sequences: reset, character sets
     r"|[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"  # C0, DEL, C1, and bidi overrides
 )
+_options: Collection[str] = ()  # names of the options of the command that runs
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # of file names that are not UTF-8; some terminals get their raw bytes
+
+
+@contextmanager
+def naming(options: Collection[str]) -> Iterator[None]:
+    """Let messages name arguments as one types them on a command line that has these options: --skip_bad_rows."""
+    global _options
+    _options = options
+    try:
+        yield
+    finally:
+        _options = ()
+
+
+def as_typed(text: str) -> str:
+    """Return a message with `--` before the names that contain _ or have a value, inside of `naming`."""
+    if not _options:
+        return text
+    name = rf"(?=\w+_|\w+=)(?:{'|'.join(_options)})"
+    return re.sub(rf"(?<![\w./'\"-]){name}(?![\w/'\"-]|\.\w)", r"--\g<0>", text)
 
 
 def printable(text: str) -> str:

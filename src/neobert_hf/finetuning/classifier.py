@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, BatchEn
 from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.adapters import open_adapter, save_adapter, set_label_type
 from ..data.lengths import DEFAULT_LENGTH, Truncation, beginning, fact_of_truncated, tokens_lost
-from ..files.messages import say
+from ..files.messages import first_of, say
 from ..runs import FineTuningArguments
 from .baseline import tfidf_outputs
 from .decorators import all_or_nothing
@@ -396,7 +396,7 @@ class Classifier(ClassifierMixin, Job):
         if self.problem_type == REGRESSION:
             return f"the trivial answer, the mean {logits[0]:.4g}", logits
         chosen = [name for name, logit in zip(self._classes, logits[0]) if logit > 0]
-        return f"the trivial answer, always {', '.join(chosen) or 'no class'}", logits
+        return f"the trivial answer, always {first_of(chosen) or 'no class'}", logits
 
     def _peers(self, labels: list, split: str, inputs: Sequence | None) -> dict[str, tuple[str, Any]]:
         peers = {}

@@ -42,6 +42,7 @@ from ..files.output import (
     write_json,
 )
 from ..runs import FineTuningArguments
+from ..runs.manifests import remove_checkpoints
 from ..runs.progress import without_bars
 from ..runs.resume import RUN, curve_of, lock_run, train_or_resume
 from .decorators import told
@@ -525,7 +526,7 @@ class Job(BaseEstimator, ABC):
             of_labels, of_inputs = ([column[i] for i in counted] for column in (labels, inputs[0]))
             self._report(of_counted, of_labels, TEST, folder, of_inputs)
         elif not data.test_faults:
-            messages.say("the test rows have no column of labels (label_column), so there are no metrics")
+            messages.say("no test row has a label in its column (label_column), so there are no metrics")
         self._write_record()
         if training.should_save:
             answered = [data.test_rows[i] for i in data.test_places]
@@ -559,6 +560,8 @@ class Job(BaseEstimator, ABC):
             if is_new:
                 files = [file for file in place.rglob("*") if file.is_file()]
                 list_files(place, [file.relative_to(place).as_posix() for file in files])
+            elif self._training and not self._training.has_limit and PartialState().is_main_process:
+                remove_checkpoints(folder)
         self._saved = folder, data or GIVEN, origin
         PartialState().wait_for_everyone()  # the other processes may read what the first one has written
 

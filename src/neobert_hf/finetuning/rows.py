@@ -13,8 +13,9 @@ from unicodedata import normalize
 
 import numpy as np
 
-from ..data.rows import SHOWN, Row, checked_text, read_rows, trimmed
+from ..data.rows import Row, check_columns, checked_text, read_rows, trimmed
 from ..files import messages
+from ..files.messages import first_of
 from .predictions import PREDICTION_COLUMNS
 
 if TYPE_CHECKING:
@@ -86,7 +87,9 @@ class LabelledRows:
         line = f"test: {num_rows} rows, {num_texts} with a text"
         if has_labels:
             line += f", {num_counted} with a label that counts in the metrics"
-        return "; ".join([line, *_first_of([f"{place}: {reason}" for place, reason in self.test_faults])])
+        if self.test_faults:
+            line += f"; {first_of((f'{place}: {reason}' for place, reason in self.test_faults), '; ')}"
+        return line
 
 
 class Missing(ValueError):
@@ -169,7 +172,10 @@ def _check_rows(rows: list[Row], columns: Columns, is_test: bool) -> None:
         wanted = [*columns.texts]
         if has_labels:
             wanted += columns.labels
-        _check_columns(objects, wanted, columns.remedy, is_test)
+        names = dict.fromkeys(itertools.chain(*(row.values for row in objects)))
+        check_columns(objects[0].place, names, wanted, columns.remedy)
+        if is_test:
+            _check_free(objects[0].place, names)
     for row in rows:
         if row.fault:
             continue
@@ -185,15 +191,9 @@ def _check_rows(rows: list[Row], columns: Columns, is_test: bool) -> None:
                 row.fault = str(error)
 
 
-def _check_columns(rows: list[Row], wanted: Sequence[Sequence[str]], remedy: str, is_test: bool) -> None:
-    place = rows[0].place
-    names = dict.fromkeys(itertools.chain(*(row.values for row in rows)))
-    for of_column in wanted:
-        if not names.keys() & {*of_column}:
-            lacking = f"no column {' or '.join(map(repr, of_column))} among {', '.join(names)}"
-            raise ValueError(f"{place}: {lacking}; {remedy}")
+def _check_free(place: str, names: Iterable[str]) -> None:
     for name in names:
-        if is_test and (name in PREDICTION_COLUMNS or name.startswith("probability_")):
+        if name in PREDICTION_COLUMNS or name.startswith("probability_"):
             raise ValueError(f"{place}: the column {name!r} has the name of what is predicted; rename it")
 
 
@@ -212,7 +212,7 @@ def _leave_out(splits: dict[str, list[Row]], skip: bool) -> None:
     if not faults:
         return
     count = f"{len(faults)} of {num_rows} rows"
-    shown = "; ".join(_first_of(faults))
+    shown = first_of(faults, "; ")
     if not skip:
         raise ValueError(f"faults in {count}: {shown}; correct or remove them, or leave them out by skip_bad_rows")
     messages.say(f"left out {count}: {shown}")
@@ -224,7 +224,7 @@ def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict[
 
     data = load_dataset(arguments.dataset_name, arguments.dataset_config)
     if "train" not in data:
-        found = f"{arguments.dataset_name} has the splits {', '.join(data)}"
+        found = f"{arguments.dataset_name} has the splits {first_of(data)}"
         raise ValueError(f"{found} and no train; give its rows as files")
     splits = {}
     for split in ("train", "validation"):
@@ -358,7 +358,7 @@ def class_names(labels: Sequence[str], names: Sequence[str] | None = None, hint:
 def warn(what: str, examples: Sequence[str], remedy: str = "") -> None:
     """Print one line about the training rows, with the first of the examples, if there are any."""
     if examples:
-        parts = [f"{what}: {', '.join(_first_of(examples))}", remedy]
+        parts = [f"{what}: {first_of(examples)}", remedy]
         messages.warn("; ".join(filter(None, parts)))
 
 
@@ -368,18 +368,11 @@ def _number_or_text(label: str) -> tuple:
     return (1, 0, label)
 
 
-def _first_of(names: Sequence[str]) -> list[str]:
-    shown = list(names[:SHOWN])
-    if len(names) > SHOWN:
-        shown.append("...")
-    return shown
-
-
 def check_known(labels: Iterable[str], names: Mapping[str, Any], place: str = "") -> None:
     """Raise ValueError, which begins with the place, if a label is not one of the names, the keys of a mapping."""
     for label in labels:
         if label not in names:
-            raise ValueError(f"{place}unknown class {label!r:.80}; the classes are {', '.join(_first_of([*names]))}")
+            raise ValueError(f"{place}unknown class {label!r:.80}; the classes are {first_of(names)}")
 
 
 def labels_of(label: Any) -> list:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..data.rows import trimmed
+from ..data.rows import BY_NAME, trimmed
 from ..files.messages import say
 from .rows import (
     Columns,
@@ -38,7 +37,6 @@ SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classifi
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")  # 007 is a name
 # Numbers as people write them: 3.8 €, EUR 1 000,50, 4/5, 10 %, 5 stars
 AMOUNT = re.compile(r"([^\w\s]{1,2}|[A-Z]{3})?\s*(0|[1-9]\d*)([.,'\s]\d+)*\s*(/\s*\d+|\D{0,10})")
-THOUSANDS = re.compile(r"-?[1-9]\d{0,2}(\.\d{3})+")
 AS_NUMBERS = "to predict numbers, write them as 3.5, without a unit, and choose problem_type=regression"
 OR_COLUMNS = ", or give columns of 0 and 1 by label_columns"
 TRUTHS = {"true": "1", "false": "0"}
@@ -73,9 +71,6 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: An
     if kind == "auto":
         kind = kind_of([row.label for row in splits["train"]])
     settle(splits, lambda label: of_kind(label, kind))
-    if arguments.problem_type in ("auto", REGRESSION):
-        rows = itertools.chain(*splits.values())
-        _warn_of_thousands([row.values.get(label_columns[0]) for row in rows])
     if kind == REGRESSION:
         names = [label_columns[0]]
     else:
@@ -98,8 +93,7 @@ def _columns_of(arguments: LabelledTextArguments, kind: str) -> Columns:
 
     texts = [(name,) for name in arguments.text_columns]
     labels = [(name,) for name in arguments.label_columns or [arguments.label_column]]
-    remedy = "name it by text_columns, label_column or label_columns"
-    return Columns(texts, labels, remedy, check, lambda row, _: _label(row, arguments, kind))
+    return Columns(texts, labels, BY_NAME, check, lambda row, _: _label(row, arguments, kind))
 
 
 def one_or_pair(texts: dict[str, Any]) -> str | tuple[str, str]:
@@ -129,15 +123,6 @@ def _is_set(value: Any, name: str) -> bool:
     if number not in (0, 1):
         raise ValueError(f"the column {name!r} has {value!r:.80}; give 0 or 1")
     return number == 1
-
-
-def _warn_of_thousands(labels: Sequence[Any]) -> None:
-    """Name labels such as 1.250 if others are such as 950: fractions would not all have three digits or none."""
-    texts = dict.fromkeys(trimmed(label) for label in labels if isinstance(label, str))
-    with_point = [text for text in texts if "." in text]
-    if all(map(THOUSANDS.fullmatch, with_point)) and any(re.fullmatch(r"-?\d+", text) for text in texts):
-        what = "numbers with three digits after the point, where other numbers have no point"
-        warn(what, with_point, "if these are thousands, write 1250")
 
 
 def as_number(text: str) -> float | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from .recipes import RECIPES as RECIPES, Recipe as Recipe, load_recipe as load_recipe
     from .run_rows import RunRows as RunRows, open_text as open_text, order_of_rows as order_of_rows
+    from .summary import say_pretrained as say_pretrained
     from .tokenizing import tokenize as tokenize, tokenizing_tasks as tokenizing_tasks, write_manifest as write_manifest
     from .training import build_model as build_model, pretrain as pretrain
     from .trainer import PretrainingTrainer as PretrainingTrainer, predicted_tokens as predicted_tokens

@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +11,10 @@ from typing import Any
 
 from datasets import IterableDataset, load_dataset
 
+from ..data.finding import find_files, find_texts
 from ..data.lengths import as_list
 from ..data.rows import SAMPLES, checked_text, read_texts
+from ..files.messages import first_of
 from .arguments import CorpusArguments
 from .recipes import Recipe
 
@@ -27,7 +28,7 @@ class Corpus:
     """Texts that can be read any number of times, in the same order.
 
     Args:
-        files: Files of `read_texts`, or one of them: text, JSON, CSV, TSV or Parquet, compressed or not.
+        files: Files, folders, and patterns, or one of them, of text, JSON, CSV, TSV or Parquet, compressed or not.
         dataset_name: Id of a dataset on the Hub, or a folder that `load_dataset` can read; give either this or `files`.
         dataset_config: Configuration of the dataset.
         split: Split of the dataset.
@@ -48,14 +49,11 @@ class Corpus:
     sample_by: str = "paragraph"
 
     def __post_init__(self):
-        object.__setattr__(self, "files", as_list(self.files) or None)
+        object.__setattr__(self, "files", [str(file) for file in find_texts(self.files)[0]])
         if bool(self.files) == bool(self.dataset_name):
             raise ValueError(f"files={self.files} and dataset_name={self.dataset_name!r}: give exactly one of them")
         if self.sample_by not in SAMPLES:
             raise ValueError(f"sample_by={self.sample_by!r} is not one of {', '.join(SAMPLES)}")
-        for file in as_list(self.files):
-            if not Path(file).is_file():
-                raise FileNotFoundError(f"{file} does not exist or is not a file; check the path")
 
     def __iter__(self) -> Iterator[str]:
         """Texts, in the order of the source."""
@@ -82,9 +80,7 @@ class Corpus:
         }
         folder = Path(str(self.dataset_name))
         if folder.is_dir():
-            files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-            is_hidden = re.compile(r"(^|/)\.").search
-            source["files"] = _describe([file for file in files if not is_hidden(file.relative_to(folder).as_posix())])
+            source["files"] = _describe(sorted(find_files([str(folder)], Path.is_file)[0]))
         return source
 
     def stream(self, num_parts: int = 1) -> IterableDataset:
@@ -99,7 +95,7 @@ class Corpus:
         """
         name, column = self.dataset_name, self.text_column
         if self.files:
-            name = ", ".join(as_list(self.files))
+            name = first_of(as_list(self.files))
             files = [str(Path(file).resolve()) for file in as_list(self.files)]
             parts = list(itertools.product(files, range(num_parts)))
             options = {"num_parts": num_parts, "text_column": column, "sample_by": self.sample_by}
@@ -110,7 +106,7 @@ class Corpus:
         if first is None:
             raise ValueError(f"{name} holds no document; give a source with text")
         if column not in first:
-            raise ValueError(f"text_column={column!r} is not a column of {name}; it has {', '.join(first)}")
+            raise ValueError(f"text_column={column!r} is not a column of {name}; it has {first_of(first)}")
         if self.files:
             return stream
         options = {"place": name, "text_column": column}

@@ -9,6 +9,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import AdamW, Optimizer
 
+from ..files.messages import first_of
+
 # By name in, optimizer out; and the number of an optimizer step in, share of the peak learning rate out.
 MakeOptimizer = Callable[[dict[str, nn.Parameter]], Optimizer]
 Schedule = Callable[[int], float]
@@ -147,7 +149,7 @@ def check_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
     forgotten = [name for name, parameter in parameters.items() if id(parameter) not in held]
     if forgotten:
         raise ValueError(
-            f"the optimizer leaves out {', '.join(forgotten)}; give it all parameters, or set requires_grad=False on those that "
+            f"the optimizer leaves out {first_of(forgotten)}; give it all parameters, or set requires_grad=False on those that "
             "stay as they are"
         )
 

@@ -9,6 +9,7 @@ import yaml
 from transformers import Trainer
 
 from ..checkpoints.record import write_record
+from ..files.messages import say_next
 from ..files.output import write_json, writing
 from ..runs import environment
 from ..runs.resume import RECIPE, SUMMARY
@@ -50,6 +51,12 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict, record: dict) -> 
     plot_curves(state.log_history, folder / "training_curves.png")
     _write_record(training, summary, record)
     return summary
+
+
+def say_pretrained(folder: str) -> None:
+    """Tell the command that may follow a pretraining."""
+    words = "--train_file TRAIN.csv --text_columns TEXT --label_column LABEL --output_dir runs/classes"
+    say_next(["neobert", "finetune-classifier", "--model_name_or_path", folder, *words.split()])
 
 
 def _write_record(training, summary, record):

@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerFast
 from ..data.lengths import plain_tokenizer
 from ..data.wordpiece import tokenizer_hash
 from ..files.json_files import read_json
+from ..files.messages import differences, first_of
 from ..files.output import check_folder, file_hash, saving, write_json, writing
 from ..runs.resume import LOCK, lock_run
 from .corpus import Corpus
@@ -141,13 +142,13 @@ def tokenizing_tasks(
 
 def _check_folder(folder, settings, begun):
     """Raise ValueError if the folder holds documents of something else than its settings, FileExistsError for other files."""
-    different = [name for name in sorted(settings) if settings[name] != begun.get(name)]
     if not begun:
-        check_folder(folder, LOCK)
-    elif different:
-        details = "; ".join(f"{name} is {begun.get(name)} there and {settings[name]} here" for name in different)
+        return check_folder(folder, LOCK)
+    different = differences({name: begun.get(name) for name in settings}, settings)
+    if different:
+        details = first_of(different, "; ")
         raise ValueError(
-            f"{folder} holds documents of something else: {details}. Choose another folder, or remove this one"
+            f"{folder} holds documents of something else: {details}; choose another folder, or remove this one"
         )
 
 

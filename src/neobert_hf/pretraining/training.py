@@ -23,7 +23,7 @@ from transformers.utils import logging
 from ..checkpoints.tokenizer import load_tokenizer
 from ..data.wordpiece import tokenizer_hash
 from ..files.json_files import read_json
-from ..files.messages import say
+from ..files.messages import first_of, say
 from ..files.output import saving
 from ..model.checkpoint_neobert import check_model_type
 from ..model.configuration_neobert import NeoBERTConfig
@@ -48,6 +48,7 @@ from .trainer import PretrainingTrainer
 logger = logging.get_logger(__name__)
 
 HELD_OUT = "masked accuracy {eval_masked_accuracy:.4f}; of the token {token!r} alone {eval_trivial_masked_accuracy:.4f}"
+TRAINED = "{steps:,} steps in {training_seconds:,.0f} s: {num_tokens:,} tokens, {tokens_per_s:,.0f} in a second, loss {loss:.4f}"
 # A variant of the model: a class, or a function from the config to a model.
 ModelOrClass = type[PreTrainedModel] | Callable[[PretrainedConfig], PreTrainedModel]
 
@@ -94,7 +95,8 @@ def _pretrain(data, training, recipe, variant, optimizer, schedule):
         training.refuse_optim("a function that makes the optimizer")
     record = record_of(data, training, functions)
     set_seed(training.seed)
-    say(f"recipe {training.recipe}, phase {training.phase}:\n{as_yaml(record)}")
+    run = {name: first_of(value) if isinstance(value, list) else value for name, value in record["run"].items()}
+    say(f"recipe {training.recipe}, phase {training.phase}:\n{as_yaml(record | {'run': run})}")
     tokenizer = load_tokenizer(data.tokenizer_name or recipe.tokenizer)
     rows = open_text(data, training, tokenizer)
     if tokenizer.mask_token is None or tokenizer.pad_token is None:  # LLaMA's, of m3; text is tokenized without them
@@ -339,7 +341,7 @@ def make_collator(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PackedM
 
 
 def finish(trainer: PretrainingTrainer, run: dict, record: dict) -> None:
-    """Evaluate, save the model and the summary, and print the summary as one line of JSON."""
+    """Evaluate, save the model and the summary, and tell the figures."""
     metrics = {}
     if trainer.eval_dataset is not None:
         metrics = trainer.evaluate()
@@ -355,4 +357,4 @@ def finish(trainer: PretrainingTrainer, run: dict, record: dict) -> None:
     if metrics:
         token = trainer.processing_class.decode([trainer.most_frequent])
         say(HELD_OUT.format(**metrics, token=token))
-    say(json.dumps({name: value for name, value in summary.items() if not isinstance(value, dict)}))
+    say(TRAINED.format(**summary))

@@ -57,8 +57,10 @@ class PrecisionArguments(Mixin):
         if 0 < self.warmup_steps < 1 and not has_shares:
             self.warmup_ratio = self.warmup_ratio or self.warmup_steps
             self.warmup_steps: float = 0
+        has_device = torch.accelerator.is_available() and not self.use_cpu
+        if self.fp16 and not has_device:
+            raise ValueError("fp16=True needs a GPU; leave it out, or give bf16")
         if self.bf16 is None:
-            has_device = torch.accelerator.is_available() and not self.use_cpu
             device = torch.accelerator.current_accelerator() if has_device else "cpu"
             self.bf16 = not self.fp16 and best_dtype(device) == torch.bfloat16
         if self.bf16:
@@ -106,7 +108,9 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
     logging_steps: float = 0.025  # share of all steps, rounded up: 20 to 40 lines for a run of 20 steps or more
     eval_strategy: str = "epoch"
     save_strategy: str = "epoch"
-    save_total_limit: int = 1
+    save_total_limit: int = HfArg(
+        default=None, help="Checkpoints to keep. Default: one until the model is saved, then none."
+    )
     load_best_model_at_end: bool = True
     metric_for_best_model: str | None = HfArg(
         default=None, help="Chooses the best epoch. Default: by the job and the number of validation rows."
@@ -118,6 +122,8 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
             # Trainer evaluates and predicts with the same two options
             fault = "group_by_length and dataloader_drop_last change the order or the number of predictions too"
             raise ValueError(f"{fault}; remove them")
+        self.has_limit = self.save_total_limit is not None
+        self.save_total_limit = self.save_total_limit or 1
         self._has_batch = self.per_device_train_batch_size > 0
         self.per_device_train_batch_size = self.per_device_train_batch_size or BATCH
         self._has_metric = self.metric_for_best_model is not None

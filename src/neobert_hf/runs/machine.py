@@ -9,10 +9,8 @@ from pathlib import Path
 
 import torch
 
+from ..files.messages import say
 from ..model.machine_neobert import has_amx, has_bf16_instructions
-
-# Cloud machines report "AMD EPYC" only; family and model identify the generation.
-EPYC_GENERATIONS = {("23", "49"): "second", ("25", "1"): "third", ("25", "17"): "fourth", ("26", "2"): "fifth"}
 
 
 def limit_threads() -> None:
@@ -26,6 +24,18 @@ def limit_threads() -> None:
         torch.set_num_threads(min(torch.get_num_threads(), cpu_count()))
 
 
+def say_load() -> None:
+    """Say that other programs use the cores, if more threads wait for them than there are."""
+    from joblib import cpu_count
+
+    cores = cpu_count()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0  # Windows has none
+    if load > cores and "OMP_NUM_THREADS" not in os.environ:
+        say(
+            f"other programs use this machine (load {load:.0f}, {cores} cores); fewer threads may be faster: OMP_NUM_THREADS=1"
+        )
+
+
 def environment() -> dict:
     """Return processor, its vector instructions, number of cores, GPU, and the versions of Python, torch and transformers."""
     file = Path("/proc/cpuinfo")
@@ -36,9 +46,6 @@ def environment() -> dict:
             name, _, value = line.partition(":")
             facts[name.strip()] = value.strip()
     processor = facts.get("model name") or platform.processor() or platform.machine()
-    if processor == "AMD EPYC":
-        generation = EPYC_GENERATIONS.get((facts["cpu family"], facts["model"]))
-        processor += f", {generation} generation" if generation else ""
     instructions = torch.backends.cpu.get_cpu_capability().replace("AVX512", "AVX-512")
     instructions += " with bf16" if has_bf16_instructions() else " only"
     if has_amx():

@@ -9,6 +9,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from ..files.json_files import read_json_object
+from ..files.messages import first_of, say
 from ..files.output import saving, write_json
 from .progress import EpochLines, Progress, without_bars
 
@@ -75,11 +76,24 @@ class CheckedCheckpoints(Trainer):
     def _remove_older_checkpoints(self, newest, limit):
         best = self.state.best_model_checkpoint
         kept = {newest.name, Path(best or newest).name}  # the path of a resumed run may be spelled otherwise
-        ours = [path for path in numbered_checkpoints(newest.parent) if any(path.glob(f"{MANIFEST}*"))]
-        others = [path for path in ours if path.name not in kept]
+        others = [path for path in own_checkpoints(newest.parent) if path.name not in kept]
         others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         for path in others[max(limit - len(kept), 0) :]:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def own_checkpoints(folder: str | Path) -> list[Path]:
+    """Return the checkpoints of a folder that this library has written, also in part."""
+    return [path for path in numbered_checkpoints(folder) if any(path.glob(f"{MANIFEST}*"))]
+
+
+def remove_checkpoints(folder: str | Path) -> None:
+    """Remove the checkpoints of a training whose model is saved, and say so."""
+    found = own_checkpoints(folder)
+    for path in found:
+        shutil.rmtree(path, ignore_errors=True)
+    if found:
+        say(f"removed {first_of(path.name for path in found)}: the model is saved; save_total_limit keeps checkpoints")
 
 
 def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int = 1) -> None:
@@ -130,7 +144,7 @@ def _compare(checkpoint, manifest):
         size, written = (checkpoint / name).stat().st_size, manifest["files"][name]
         if size != written:
             raise ValueError(f"{checkpoint / name} is damaged: {size} bytes, but {written} were written")
-    inexact = [f"{checkpoint} lacks {', '.join(missing)}"] if missing else []
+    inexact = [f"{checkpoint} lacks {first_of(missing)}"] if missing else []
     if not manifest["is_exact"]:
         inexact.append(f"{checkpoint} was saved without optimizer state (save_only_model)")
     written_by, num_processes = manifest["num_processes"], int(os.environ.get("WORLD_SIZE", 1))  # of every launcher

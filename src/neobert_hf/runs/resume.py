@@ -13,10 +13,11 @@ from transformers import Trainer, TrainingArguments
 from transformers.utils import logging
 
 from ..files.json_files import read_json_object
-from ..files.messages import say
+from ..files.messages import differences, first_of, say
 from ..files.output import RECORD, check_folder, only_writer, write_json
 from .allocator import tune_allocator
 from .arguments import ResumeArguments
+from .machine import say_load
 from .manifests import MANIFEST, STATE, UNFINISHED, check_checkpoint, numbered_checkpoints, step_of
 from .signals import SaveOnTerminate
 
@@ -149,8 +150,10 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
     if checkpoint is not None and checkpoint.parent.resolve() == folder.resolve():
         newer = [path for path in held if step_of(path) > step_of(checkpoint)]  # which the run would write again
         held = [path for path in newer if exactly and not (path / MANIFEST).exists()]
-    elif (folder / RECORD).exists():  # the last file of a training
-        held.append(folder / RECORD)
+    elif (folder / RECORD).exists() and not held:  # the last file of a training
+        _check_run(folder / RECORD, run, exactly)
+        remedy = "predict with it as model_name_or_path, or give another output_dir to train again"
+        raise FileExistsError(f"{folder} holds this training, which is finished; {remedy}")
     if held:
         fault = f"{folder} holds {held[0].name} of a training from which this run cannot resume"
         raise FileExistsError(f"{fault}; give another output_dir, or remove it")
@@ -177,8 +180,8 @@ def _check_run(checkpoint, run, exactly):
             raise ValueError(f"{error}; it identifies the run; give resume_inexactly to resume without it") from error
         logger.warning(f"{error}; resuming without a check that {checkpoint.name} belongs to this run")
         return
-    if different := sorted(name for name in {**run, **earlier} if run.get(name) != earlier.get(name)):
-        details = "; ".join(f"{name} was {earlier.get(name)} and is {run.get(name)}" for name in different)
+    if different := differences(earlier, run):
+        details = first_of(different, "; ")
         raise ValueError(f"{checkpoint} belongs to another run: {details}; give the same values, or another output_dir")
 
 
@@ -202,10 +205,14 @@ def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: Re
         ValueError: A checkpoint is damaged or belongs to another run.
     """
     exactly = not training.resume_inexactly
-    if training.device.type == "cpu" and platform.libc_ver()[0] == "glibc":
-        tune_allocator()
+    if training.device.type == "cpu":
+        say_load()
+        if platform.libc_ver()[0] == "glibc":
+            tune_allocator()
     checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
     begun_at = checkpoint and read_json_object(checkpoint / STATE)["global_step"]
+    if checkpoint:
+        say(f"resuming from {checkpoint.name}")
     trainer = make_trainer(checkpoint)
     if training.bf16:
         say("bf16=True: matrix products in bf16, weights in float32")
