@@ -23,20 +23,17 @@ NUMBERS = [len(text) / 2 for text in TEXTS]
 TFIDF = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2))
 
 
-STRENGTHS, FOLDS = [0.1, 1, 10, 100], KFold(3, shuffle=True, random_state=0)
-
-
 def chosen(texts, labels):
     """The pipeline of scikit-learn, with the strength that a grid search over it finds."""
-    last, name, options = LogisticRegression(), "C", {"cv": StratifiedKFold(3, shuffle=True, random_state=0)}
-    options["scoring"] = "neg_log_loss"
+    last, name, folds, score = LogisticRegression(), "C", StratifiedKFold, "neg_log_loss"
     if not isinstance(labels[0], str):
-        last, name, options = OneVsRestClassifier(last), "estimator__C", {"scoring": "f1_micro", "cv": FOLDS}
+        last, name, folds, score = OneVsRestClassifier(last), "estimator__C", KFold, "f1_micro"
     if isinstance(labels[0], float):
-        last, name, options["scoring"] = Ridge(), "alpha", "neg_mean_squared_error"
+        last, name, score = Ridge(), "alpha", "neg_mean_squared_error"
     model = make_pipeline(TFIDF, last)
-    grid = {f"{model.steps[-1][0]}__{name}": STRENGTHS}
-    return model.set_params(**GridSearchCV(model, grid, **options).fit(texts, labels).best_params_)
+    grid = {f"{model.steps[-1][0]}__{name}": [0.1, 1, 10, 100]}
+    search = GridSearchCV(model, grid, cv=folds(3, shuffle=True, random_state=0), scoring=score)
+    return model.set_params(**search.fit(texts, labels).best_params_)
 
 
 @pytest.mark.parametrize("kind", ["one class", "folds", "numbers"])
@@ -69,9 +66,8 @@ def test_several_classes_have_a_regression_each_of_a_strength_that_finds_rare_cl
 
 def test_rare_classes_and_a_part_of_many_rows_choose_a_strength(monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        baseline, "choose_strength", lambda *given: seen.append(len(given[1])) or choose_strength(*given)
-    )
+    choose = lambda *given: seen.append(len(given[1])) or choose_strength(*given)  # noqa: E731
+    monkeypatch.setattr(baseline, "choose_strength", choose)
     labels = np.array([2, 3, 3, *[0, 1] * 16])
     for most in (baseline.MOST_COMPARED, 2000):  # 35 texts of 10 characters, times 7
         monkeypatch.setattr(baseline, "MOST_COMPARED", most)
