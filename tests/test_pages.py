@@ -1,5 +1,6 @@
 """Pages: snippets run; tables match the stored results, and every named flag, file and function exists where the page says."""
 
+import csv
 import importlib
 import json
 import os
@@ -68,7 +69,7 @@ def test_the_blocks_of_a_first_page_run_in_an_empty_folder_with_the_wheel(page, 
         port = str(free.getsockname()[1])
     blocks = re.findall(r"```(bash|python)\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     shell = [block if kind == "bash" else f"python - <<'END'\n{block}END\n" for kind, block in blocks]
-    script = "".join(shell).replace("chandar-lab/NeoBERT", str(checkpoint))
+    script = re.sub(r".*# needs the Hub\n", "", "".join(shell)).replace("chandar-lab/NeoBERT", str(checkpoint))
     script = re.sub(r"neobert serve [\w/]+", rf"\g<0> --port {port}", script)
     script = script.replace("localhost:8000", f"localhost:{port}")
     which = "python -c 'import neobert_hf.examples as found; print(found.__file__)'\n"
@@ -81,8 +82,9 @@ def test_the_blocks_of_a_first_page_run_in_an_empty_folder_with_the_wheel(page, 
     done = subprocess.run(["bash", "../page.sh"], **options, check=False)
     assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
     assert done.stdout.startswith(str(installed))
-    metrics = json.loads((tmp_path / "empty/runs/tickets/test_results.json").read_text())
-    assert metrics["test_accuracy"] > 0.6  # 11 of 12 when the page was written; chance is a quarter
+    found = list(csv.DictReader((tmp_path / "empty/found.csv").open(encoding="utf-8")))
+    num_right = sum(row["prediction"] == row["team"] for row in found)
+    assert num_right > 7 and len(found) == 12  # 11 when the page was written; chance is 3
     assert (tmp_path / "empty/exported/onnx/model_quantized.onnx").is_file()
     if page == FIRST_PAGE:
         answers = json.loads(re.search(r"^\[\[.*?\]\]", done.stdout, re.MULTILINE)[0])

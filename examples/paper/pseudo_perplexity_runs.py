@@ -26,8 +26,7 @@ from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import best_dtype
 from neobert_hf.checkpoints import load_tokenizer
-from neobert_hf.data import check_max_length, read_text_column
-from neobert_hf.data.lengths import longest_text
+from neobert_hf.data import check_max_length, longest_text, read_text_column
 from neobert_hf.embeddings import hash_of_weights
 from neobert_hf.files import write_json
 

@@ -219,6 +219,7 @@ def other_python():
     return next((python for python in found if python.exists()), None)
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_what_one_version_of_transformers_saves_another_one_loads(folder, weighted, tmp_path):
     if not (python := other_python()):

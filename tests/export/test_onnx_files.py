@@ -193,6 +193,7 @@ def embedder(tokenizer, tmp_path_factory):
     return model, folder / "out", report
 
 
+@pytest.mark.slow
 def test_an_embedding_model_is_one_graph_and_the_mean_of_its_token_states_is_the_embedding(embedder):
     model, out, report = embedder
     batch = AutoTokenizer.from_pretrained(out)(TEXTS, padding=True, return_tensors="np")

@@ -74,6 +74,7 @@ def test_encode_gives_the_embeddings_of_sentence_transformers(exported_mini, sen
         model.predict("x")
 
 
+@pytest.mark.slow
 @in_both_runtimes
 def test_int8_embeddings_have_nearly_the_direction_of_float32(exported_mini, sentence_transformer, runtime):
     """0.995 is what the export promises; the texts contain the empty one, whose words have the smallest weights."""
@@ -202,7 +203,8 @@ def test_a_reranker_gives_the_scores_of_sentence_transformers(tiny_config, token
         export_model(tmp_path / "reranker", tmp_path / "vectors", task="sentence-similarity")
 
 
-@pytest.mark.parametrize("version", [pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [3, 4])
 def test_a_reranker_of_an_older_version_keeps_its_activation(tiny_config, tokenizer, tmp_path, version):
     """Versions 3 to 5 of sentence-transformers write it into config.json, and no other file tells a cross-encoder."""
     tiny_config.num_labels = 1
@@ -391,8 +393,8 @@ for line in ("from neobert_hf import NeoBERTModel", "from neobert_hf.export impo
     except ImportError as error:
         print(error)
 from neobert_cli import commands as neobert_cli
-for line in ("export model out", "doctor model"):
-    sys.argv = ["neobert", *line.split()]
+for words in (["export", {str(exported_mini)!r}, "out"], ["doctor", {str(exported_mini)!r}]):
+    sys.argv = ["neobert", *words]
     try:
         neobert_cli.main()
     except SystemExit as error:

@@ -39,7 +39,8 @@ def exported(model, folder, int8=True):
 SPARSE = {"max": {}, "sum": {"pooling_strategy": "sum"}, "twice": {"activation_function": "log1p_relu"}}
 
 
-@pytest.mark.parametrize("name", ["max", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sum", "twice"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["max", "sum", "twice"])
 def test_a_sparse_model_gives_the_weights_of_sentence_transformers_and_of_the_definition(network, tmp_path, name):
     modules = [Transformer(network, transformer_task="fill-mask", max_seq_length=20), SpladePooling(**SPARSE[name])]
     if name == "twice":  # and queries without inference

@@ -336,7 +336,7 @@ REFUSALS = {
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_folder_that_cannot_be_served_ends_the_command_with_one_line(folders, name):
     with pytest.raises(SystemExit) as caught:
-        run_main(serve, folders / name, *(["--dtype", "int8"] if name == "tags" else []))
+        run_main(serve, folders / name, "--port", "0", *(["--dtype", "int8"] if name == "tags" else []))
     message = str(caught.value)
     assert message.startswith(f"serve.py: {folders / name} {REFUSALS[name]}") and len(message.splitlines()) == 1
 
@@ -363,7 +363,7 @@ PREDICTED |= dict.fromkeys(("sigmoid", "scores", "modules"), ("texts.csv", ["tex
 PREDICTED |= {"tags": ("words.jsonl", ["text"]), "answers": ("questions.jsonl", ["text"])}
 
 
-@pytest.mark.parametrize("name", PREDICTED)
+@pytest.mark.parametrize("name", ["tags", *(pytest.param(x, marks=pytest.mark.slow) for x in PREDICTED if x != "tags")])
 def test_a_saved_and_an_exported_folder_predict_the_same(client_of, folders, files, tmp_path, name):
     """Within 1e-5 in float32; the export is computed without torch."""
     client_of(name, True)  # exports it

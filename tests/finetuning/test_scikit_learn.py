@@ -127,6 +127,7 @@ def test_training_arguments_are_parameters_that_a_search_varies(start):
     assert best._training.num_train_epochs == grid.best_params_["num_train_epochs"] and best._training.seed == 3
 
 
+@pytest.mark.slow
 def test_weights_of_rows_and_of_classes_are_those_of_scikit_learn(start):
     job, weights = Classifier(start, 16, verbose=False), [3, 1, 0, 1, 1, 2, 0, 1]
     found = clone(job).fit(TEXTS, NUMBERS, sample_weight=weights, **FAST)

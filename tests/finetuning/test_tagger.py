@@ -152,6 +152,7 @@ def test_a_text_is_divided_as_the_words_of_the_training_are(division, words):
     assert division_of([word for word in words if word.isalpha()]) == "marks", "as the pipeline does"
 
 
+@pytest.mark.slow
 def test_entities_of_texts_are_those_of_words_with_marks_inside_and_the_score_is_theirs(
     start, tmp_path, capsys, monkeypatch
 ):

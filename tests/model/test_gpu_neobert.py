@@ -312,6 +312,7 @@ def test_a_capture_that_fails_is_said_once_and_the_copy_goes_on(graphs, model, m
     assert "CUDA out of memory. This inference copy goes on without graphs" in line and len(graphs) == len(streams) == 1
 
 
+@pytest.mark.slow
 def test_regions_are_two_graphs_of_the_compiler_for_all_blocks_and_batches(graphs, model, monkeypatch):
     counter = CompileCounterWithBackend("aot_eager")
     parts, options = (gpu_neobert.project, gpu_neobert.finish), {"dynamic": True, "fullgraph": True}

@@ -337,6 +337,7 @@ MODULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("modules, dtype", [*((x, torch.float32) for x in MODULES), ("mini", torch.bfloat16)], ids=str)
 def test_a_batch_invariant_copy_embeds_a_text_as_the_same_vector_in_every_batch(modules, dtype, set_threads):
     model = SentenceTransformer(neobert_hf.MINI_MODEL_PATH, device="cpu", model_kwargs={"dtype": dtype})

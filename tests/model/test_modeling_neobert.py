@@ -341,7 +341,10 @@ def labels_everywhere(batch):
     return {**batch["padded"], "labels": batch["padded"]["labels"].masked_fill(is_padding, 1)}
 
 
-@pytest.mark.parametrize("implementation", ["auto", "sdpa", "eager", "flex_attention"])
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("auto", "eager", "flex_attention")]
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", *OTHERS])
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_the_loss_ignores_labels_at_padding(checkpoint, oracle, batch, labels_everywhere, implementation, is_sparse):
     model = NeoBERTForMaskedLM.from_pretrained(checkpoint, dtype=torch.float64, attn_implementation=implementation)

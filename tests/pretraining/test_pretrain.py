@@ -30,6 +30,7 @@ def arguments(folder, **changes):
     return PretrainingArguments(**{**dict(output_dir=str(folder), tokens_per_step=512), **SIZES, **QUIET, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     first = run(corpus, tmp_path / "one", eval_strategy="steps", eval_steps=6, report_to=None)

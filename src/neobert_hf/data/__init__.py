@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         check_leaves_tokens as check_leaves_tokens,
         check_max_length as check_max_length,
         fact_of_truncated as fact_of_truncated,
+        longest_text as longest_text,
         plain_tokenizer as plain_tokenizer,
         tokens_lost as tokens_lost,
     )
