@@ -95,7 +95,7 @@ def test_the_description_names_files_that_the_wheel_installs(installed):
 
 
 MISSING = [  # what is installed beside the wheel, the command, and the end of its line
-    ("neobert_hf", "finetune-classifier", "'datasets'; install it: pip install 'neobert_hf[train]'\n"),
+    ("neobert_hf", "finetune-classifier", "'pyarrow'; install it: pip install 'neobert_hf[train]'\n"),
     ("neobert_hf", "train-contrastive", "'datasets'; install it: pip install 'neobert_hf[embed]'\n"),
     ("tokenizers", "pretrain-mlm", "; install the package with its dependencies: pip install neobert_hf\n"),
     ("tokenizers", "embed a.txt -o a.npy", "; install the package with its dependencies: pip install neobert_hf\n"),
@@ -105,6 +105,7 @@ MISSING = [  # what is installed beside the wheel, the command, and the end of i
 @pytest.mark.slow
 @pytest.mark.parametrize(("packages", "command", "line"), MISSING)
 def test_a_command_without_its_packages_names_what_installs_them(installed, tmp_path, packages, command, line):
+    (tmp_path / "a.txt").write_text("a")
     places = [str(installed), str(linked(tmp_path / "packages", packages))]
     script = f"import sys; sys.path[:0] = {places!r}; from neobert_cli.commands import main; main()"
     run = [sys.executable, "-I", "-S", "-c", script, *command.split()]
