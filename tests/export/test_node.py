@@ -13,6 +13,7 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer, Spars
 from transformers import AutoTokenizer, pipeline
 
 import neobert_hf
+from neobert_hf.checkpoints.network import AUTO_CLASS_OF
 from neobert_hf.export import export_model
 from neobert_hf.export.graphs import TASKS
 from neobert_hf.export.parity import random_batches
@@ -119,8 +120,8 @@ def test_feature_extraction_with_a_mean_gives_the_embeddings(name, texts, source
 def test_every_batch_gives_the_outputs_of_torch(name, sources, ask):
     """Padding on either side, one row, one token. What stands at padding means nothing."""
     task = TASK_OF[name]
-    auto_class, outputs = TASKS[task]
-    model = AUTO_CLASSES[auto_class].from_pretrained(sources[name], dtype=torch.float32).eval()
+    kind, outputs = TASKS[task]
+    model = AUTO_CLASSES[AUTO_CLASS_OF[kind]].from_pretrained(sources[name], dtype=torch.float32).eval()
     batches = random_batches(model.config.vocab_size, 0, 64).values()
     jobs = [{"model": name, "auto": auto_class, "dtype": "fp32", "inputs": rows_of(batch)} for batch in batches]
     for batch, found in zip(batches, ask(*jobs)):
