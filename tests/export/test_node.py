@@ -121,7 +121,8 @@ def test_every_batch_gives_the_outputs_of_torch(name, sources, ask):
     """Padding on either side, one row, one token. What stands at padding means nothing."""
     task = TASK_OF[name]
     kind, outputs = TASKS[task]
-    model = AUTO_CLASSES[AUTO_CLASS_OF[kind]].from_pretrained(sources[name], dtype=torch.float32).eval()
+    auto_class = AUTO_CLASS_OF[kind]
+    model = AUTO_CLASSES[auto_class].from_pretrained(sources[name], dtype=torch.float32).eval()
     batches = random_batches(model.config.vocab_size, 0, 64).values()
     jobs = [{"model": name, "auto": auto_class, "dtype": "fp32", "inputs": rows_of(batch)} for batch in batches]
     for batch, found in zip(batches, ask(*jobs)):
