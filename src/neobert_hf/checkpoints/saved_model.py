@@ -235,7 +235,7 @@ class SavedModel:
             raise FileNotFoundError(f"{self.source} has no {BASE_FILE}; {remedy}")
         return read_object(file)
 
-    @property
+    @cached_property
     def labels(self) -> list[str]:
         """Names of the classes in the order of the logits; LABEL_0 and LABEL_1 if the folder names none, as in transformers."""
         names = self.record.get("id2label") or {}
@@ -250,7 +250,7 @@ class SavedModel:
         named = self.record.get("problem_type")
         return named or ("regression" if len(self.labels) == 1 else "single_label_classification")
 
-    @property
+    @cached_property
     def score_type(self) -> str:
         """The problem type by which logits become scores, as in the pipelines of transformers and in sentence-transformers.
 
