@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pretraining
 import pretraining_peers as peers
+import provenance
 import pytest
 import ragged
 import runtimes
@@ -22,6 +23,7 @@ from published import PublishedMaskedLM
 from ragged import log_normal_lengths
 
 from neobert_hf import AUTO_CLASSES, MINI_MODEL_PATH, PackedMLMCollator
+from neobert_hf.runs import machine
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = {
@@ -202,3 +204,16 @@ def test_blocks_of_the_stock_recipe_are_the_concatenated_documents(peer_argument
     ids = [number for text in texts for number in tokenizer(text)["input_ids"]]
     blocks = peers.load_from_disk(folder / "blocks")["input_ids"]
     assert len(texts) == 200 and [*blocks] == [ids[i : i + 32] for i in range(0, len(ids) - 31, 32)]
+
+
+@pytest.mark.parametrize("flags, instructions", [("avx2", "AVX2 only"), ("avx512f", "AVX2 only (its AVX-512 hidden)")])
+def test_provenance_names_processor_and_instructions_of_torch(tmp_path, monkeypatch, flags, instructions):
+    """As of a virtual machine of a cloud, whose name lacks the generation, with ATEN_CPU_CAPABILITY=avx2."""
+    file = tmp_path / "cpuinfo"
+    file.write_text(f"cpu family\t: 25\nmodel\t: 17\nmodel name\t: AMD EPYC\nflags\t: fpu {flags}\n\nmodel name\t: B\n")
+    for module in (machine, provenance):
+        monkeypatch.setattr(module, "Path", lambda _: file)
+    monkeypatch.setattr(machine, "has_bf16_instructions", lambda: False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    found = provenance.provenance()
+    assert (found["processor"], found["instructions"]) == ("AMD EPYC, fourth generation", instructions)

@@ -7,13 +7,10 @@ import evaluate_model
 import glue_runs
 import numpy as np
 import pytest
-import torch
 from conftest import SENTENCE, json_lines, run_main
 from evaluation_report import evaluation_report, write_card_section
 from glue import TASKS
 from test_glue import write_task
-
-from neobert_hf.runs import machine as module
 
 
 @pytest.fixture
@@ -92,15 +89,3 @@ def test_a_card_keeps_everything_but_its_evaluation(tmp_path):
     with pytest.raises(ValueError, match=r"has <!-- table:evaluation --> without <!-- end -->; write the latter where"):
         write_card_section(card, "The fourth table.")
     assert "MIT." in card.read_text("utf-8")
-
-
-@pytest.mark.parametrize("flags, instructions", [("avx2", "AVX2 only"), ("avx512f", "AVX2 only (its AVX-512 hidden)")])
-def test_the_environment_names_processor_and_instructions_of_torch(tmp_path, monkeypatch, flags, instructions):
-    """As of a virtual machine of a cloud, whose name lacks the generation, with ATEN_CPU_CAPABILITY=avx2."""
-    file = tmp_path / "cpuinfo"
-    file.write_text(f"cpu family\t: 25\nmodel\t: 17\nmodel name\t: AMD EPYC\nflags\t: fpu {flags}\n\nmodel name\t: B\n")
-    monkeypatch.setattr(module, "Path", lambda _: file)
-    monkeypatch.setattr(module, "has_bf16_instructions", lambda: False)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    found = module.environment()
-    assert (found["processor"], found["instructions"]) == ("AMD EPYC, fourth generation", instructions)
