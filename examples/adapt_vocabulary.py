@@ -15,8 +15,7 @@ The learning rate is a constant tenth of --learning_rate; --schedule linear deca
 
 from dataclasses import dataclass, field
 
-from transformers.hf_argparser import HfArg
-
+from neobert_cli.parser import option
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.checkpoints import write_card
 from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, pretrain, say_pretrained, write_adapted_model
@@ -27,23 +26,21 @@ from neobert_hf.runs import run_script
 class VocabularyArguments:
     """New vocabulary."""
 
-    vocab_size: int = HfArg(
-        default=None, help="Tokens of the new tokenizer. Default: as many as the old one; fewer for a small text."
-    )
+    vocab_size: int = option("Tokens of the new tokenizer. Default: as many as the old one; fewer for a small text.")
 
 
 @dataclass
 class AdaptationArguments(PretrainingArguments):
     """Continued pretraining."""
 
-    phase: int = HfArg(default=2, help="Always 2: the run continues a model.")
-    init_from: str = HfArg(default=MINI_MODEL_PATH, help="Folder or Hub id of the model, with its old tokenizer.")
-    max_length: int = HfArg(default=512, help="Maximum length of a document in tokens.")
+    phase: int = option("Always 2: the run continues a model.", 2)
+    init_from: str = option("Folder or Hub id of the model, with its old tokenizer.", MINI_MODEL_PATH)
+    max_length: int = option("Maximum length of a document in tokens.", 512)
     mixture: list[float] = field(default_factory=lambda: [1.0, 0.0, 0.0])
-    max_steps: int = HfArg(default=500, help="Optimizer steps.")
-    tokens_per_step: int = HfArg(default=8192, help="Token budget of an optimizer step, on all devices together.")
-    output_dir: str = HfArg(default="runs/adapted", help="Folder of the checkpoints, the metrics and the model.")
-    report_to: str = HfArg(default="none", help="tensorboard, wandb, ... or none.")
+    max_steps: int = option("Optimizer steps.", 500)
+    tokens_per_step: int = option("Token budget of an optimizer step, on all devices together.", 8192)
+    output_dir: str = option("Folder of the checkpoints, the metrics and the model.", "runs/adapted")
+    report_to: str = option("tensorboard, wandb, ... or none.", "none")
 
 
 def adapt(vocabulary: VocabularyArguments, data: CorpusArguments, training: AdaptationArguments):

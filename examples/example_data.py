@@ -4,7 +4,6 @@ neobert example-data
 neobert example-data folder
 """
 
-import argparse
 from pathlib import Path
 
 from neobert_cli.parser import Parser
@@ -30,8 +29,8 @@ def write(folder: str) -> None:
 
 def main() -> None:
     """Read the command line, and write."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", default=".", metavar="FOLDER", help="Default: the current folder.")
+    parser = Parser(description=__doc__)
+    parser.add_argument("folder", nargs="?", default=".", metavar="FOLDER", help="Folder to write.")
     run_command(parser.prog, write, parser.parse_args().folder)
 
 

@@ -12,9 +12,10 @@ rows the last command predicts with a saved model. A saved folder opens in
 `pipeline("text-classification", model="runs/tickets", trust_remote_code=True)`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from neobert_cli.parser import option
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.checkpoints import write_card
 from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts, say_saved
@@ -25,16 +26,11 @@ from neobert_hf.runs import FineTuningArguments, run_script, tune_allocator
 class ClassifierArguments(LabelledTextArguments):
     """Model and data."""
 
-    model_name_or_path: str = field(default=MINI_MODEL_PATH, metadata={"help": "Folder or id on the Hub."})
-    classifier_pooling: Literal["cls", "mean"] = field(
-        default=None,
-        metadata={
-            "help": "The classifier reads the first token or the mean of all. Default: the config's, or the mean."
-        },
+    model_name_or_path: str = option("Folder or id on the Hub.", MINI_MODEL_PATH)
+    classifier_pooling: Literal["cls", "mean"] = option(
+        "The classifier reads the first token or the mean of all. Default: the config's, or the mean."
     )
-    head_first: bool = field(
-        default=None, metadata={"help": "Fit the last layer on frozen vectors first. Default: if a class has few rows."}
-    )
+    head_first: bool = option("Fit the last layer on frozen vectors first. Default: if a class has few rows.")
 
 
 def train(arguments: ClassifierArguments, training: FineTuningArguments):

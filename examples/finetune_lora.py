@@ -10,8 +10,9 @@ Columns, kinds of labels and metrics are those of `neobert finetune-classifier`.
 """
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from neobert_cli.parser import option
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.checkpoints import lora_config, write_card
 from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts, say_saved
@@ -22,18 +23,13 @@ from neobert_hf.runs import FineTuningArguments, run_script, tune_allocator
 class LoraArguments(LabelledTextArguments):
     """Model and data."""
 
-    model_name_or_path: str = field(
-        default=MINI_MODEL_PATH,
-        metadata={"help": "A NeoBERT: folder or id on the Hub. Without training rows, the folder of an adapter."},
+    model_name_or_path: str = option(
+        "A NeoBERT: folder or id on the Hub. Without training rows, the folder of an adapter.", MINI_MODEL_PATH
     )
-    lora_rank: int = field(default=16, metadata={"help": "Inner size of the matrices: more learn more."})
-    lora_alpha: int = field(default=32, metadata={"help": "The product of the matrices counts alpha / rank times."})
-    target_modules: list[str] = field(
-        default_factory=lambda: ["qkv", "wo", "w12", "w3"], metadata={"help": "Layers that get matrices."}
-    )
-    merge: bool = field(
-        default=False, metadata={"help": "Save the sum of model and adapter too, in OUTPUT_DIR/merged."}
-    )
+    lora_rank: int = option("Inner size of the matrices: more learn more.", 16)
+    lora_alpha: int = option("The product of the matrices counts alpha / rank times.", 32)
+    target_modules: list[str] = option("Layers that get matrices.", ["qkv", "wo", "w12", "w3"])
+    merge: bool = option("Save the sum of model and adapter too, in OUTPUT_DIR/merged.", False)
 
 
 def train(arguments: LoraArguments, training: FineTuningArguments):

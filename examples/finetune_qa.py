@@ -9,8 +9,9 @@ Files are SQuAD's own JSON, or rows with question, context and answers. `Questio
 asks the saved model.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from neobert_cli.parser import option
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.checkpoints import write_card
 from neobert_hf.finetuning import LabelledDataArguments, QuestionAnswerer, read_questions, say_saved
@@ -21,9 +22,9 @@ from neobert_hf.runs import FineTuningArguments, run_script, tune_allocator
 class QuestionArguments(LabelledDataArguments):
     """Model and data."""
 
-    model_name_or_path: str = field(default=MINI_MODEL_PATH, metadata={"help": "Folder or id on the Hub."})
-    stride: int = field(default=None, metadata={"help": "Tokens that two windows share. Default: a quarter of one."})
-    max_answer_tokens: int = field(default=64, metadata={"help": "Length of the longest answer."})
+    model_name_or_path: str = option("Folder or id on the Hub.", MINI_MODEL_PATH)
+    stride: int = option("Tokens that two windows share. Default: a quarter of one.")
+    max_answer_tokens: int = option("Length of the longest answer.", 64)
 
 
 def train(arguments: QuestionArguments, training: FineTuningArguments):

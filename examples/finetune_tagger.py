@@ -12,8 +12,9 @@ with a saved tagger. A saved folder opens in
 `pipeline("token-classification", model="runs/tagger", trust_remote_code=True, aggregation_strategy="first")`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from neobert_cli.parser import option
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.checkpoints import write_card
 from neobert_hf.finetuning import TaggedWordArguments, Tagger, read_tagged_words, say_saved
@@ -24,7 +25,7 @@ from neobert_hf.runs import FineTuningArguments, run_script, tune_allocator
 class TaggerArguments(TaggedWordArguments):
     """Model and data."""
 
-    model_name_or_path: str = field(default=MINI_MODEL_PATH, metadata={"help": "Folder or id on the Hub."})
+    model_name_or_path: str = option("Folder or id on the Hub.", MINI_MODEL_PATH)
 
 
 def train(arguments: TaggerArguments, training: FineTuningArguments):

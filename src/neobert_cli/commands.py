@@ -5,9 +5,11 @@ a shell do not wait for torch and transformers.
 
 A command is a function that declares its arguments on a parser and returns the function to run with them. Its docstring is the
 help. To add a command, write this function and add it to COMMANDS. The commands of SCRIPTS are the scripts of
-`neobert_hf.examples`, which declare their arguments themselves; a shell completes those that `neobert_hf/options.json` lists.
+`neobert_hf.examples`, which declare their arguments themselves; `neobert_hf/options.json` has them too, for help, checks and
+completion before anything is imported.
 """
 
+import gc
 import inspect
 import json
 import os
@@ -17,12 +19,13 @@ import textwrap
 from argparse import SUPPRESS
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 import neobert_cli
-from neobert_cli.parser import Parser
+from neobert_cli.parser import Parser, add_table, typed_options
 
 Run = Callable[..., None]
 CYAN = "\x1b[36m{}\x1b[0m"
@@ -385,6 +388,7 @@ def _run(command: str, run: Run, **options) -> None:
     check(command, options)
     if command not in LIGHT:
         neobert_hf.register()
+    gc.enable()
     if command in EMBEDDING:
         from neobert_hf.runs import limit_threads, tune_allocator
 
@@ -397,17 +401,20 @@ def _run(command: str, run: Run, **options) -> None:
     run(**options)
 
 
-def _run_script(command: str, options: dict[str, Any]) -> None:
-    """Check the options of a script, none for its help, then import it."""
+def _run_script(command: str, options: dict[str, Any] | None) -> None:
+    """Check the options of a script, None for the help of transformers, then import it."""
     if command not in LIGHT:
         import neobert_hf
         from neobert_cli.checks import check
 
-        check(command, options)
-        if options and os.environ.get("RANK", "0") == "0":
-            print(f"neobert {command}: loading the libraries", flush=True)  # which takes seconds
+        if options is not None:
+            check(command, options)
+            if os.environ.get("RANK", "0") == "0":
+                print(f"neobert {command}: loading the libraries", flush=True)  # which takes seconds
         neobert_hf.register()
-    import_module(f"neobert_hf.examples.{command.replace('-', '_')}").main()
+    script = import_module(f"neobert_hf.examples.{command.replace('-', '_')}")
+    gc.enable()
+    script.main()
 
 
 def _say_next(*words: str) -> None:
@@ -447,13 +454,21 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
         title = text.partition("\n")[0]
         subparser = commands.add_parser(name, help=title, description=text)
         subparser.set_defaults(run=command(subparser))
-    arguments = json.loads(Path(__file__).parents[1].joinpath("neobert_hf", "options.json").read_text("utf-8"))
-    for name, title in SCRIPTS.items():  # for the list of commands, for completion, and for checks
-        script = commands.add_parser(name, help=title, add_help=False)
-        script.add_argument("words", nargs="*")
-        for argument in arguments.get(f"examples/{name.replace('-', '_')}.py", ()):
-            script.add_argument(argument, nargs="*")
+    for name, title in SCRIPTS.items():  # add_table has --help
+        table = _table(name)
+        script = commands.add_parser(name, help=title, add_help=False, **table["parser"])
+        add_table(script, table["groups"])
     return parser, commands.choices
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return json.loads(Path(__file__).parents[1].joinpath("neobert_hf", "options.json").read_text("utf-8"))
+
+
+def _table(command: str) -> dict[str, Any]:
+    """The frozen arguments of a script."""
+    return _tables()[f"examples/{command.replace('-', '_')}.py"]
 
 
 def main() -> None:
@@ -465,11 +480,15 @@ def main() -> None:
         argcomplete.autocomplete(parser)
     command, run = _chosen(parser, commands)
     neobert_cli.is_checking = True
+    gc.disable()  # the objects that an import makes live to the end: a collection finds nothing, and takes a tenth of the time
     from neobert_hf.files.errors import run_command
     from neobert_hf.files.terminal import naming
 
     with naming([name[2:] for name in commands[command]._option_string_actions if name.startswith("--")]):
-        run_command(f"neobert {command}", run, extra="embed" if command in EMBEDDING else "")
+        try:
+            run_command(f"neobert {command}", run, extra="embed" if command in EMBEDDING else "")
+        finally:
+            gc.freeze()  # what is left at the exit is not visited again, which takes seconds after an import of transformers
 
 
 def _chosen(parser: Parser, commands: dict[str, Parser]) -> tuple[str, Run]:
@@ -477,9 +496,10 @@ def _chosen(parser: Parser, commands: dict[str, Parser]) -> tuple[str, Run]:
     command, *words = sys.argv[1:] or [""]
     if command in SCRIPTS:
         sys.argv[:2] = [f"neobert {command}"]  # the name of the program in its help and errors
-        options, _ = commands[command].parse_known_args(words)
-        is_help = not {"-h", "--help", "--help_all"}.isdisjoint(words)
-        return command, lambda: _run_script(command, {} if is_help else vars(options))
+        given = None
+        if "--help_all" not in words:
+            given = typed_options(commands[command], words, _table(command)["has_library"])
+        return command, lambda: _run_script(command, given)
     if command not in commands:
         if command[:1] not in ("", "-"):
             parser.refuse("command", command, commands)

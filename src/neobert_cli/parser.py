@@ -4,11 +4,29 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NoReturn
 
-# Of the types of arguments, by name: transformers is not imported here.
-METAVARS = {"int": "INT", "float": "FLOAT", "string_to_bool": "BOOL"}
+METAVARS = {"int": "INT", "float": "FLOAT", "string_to_bool": "BOOL"}  # of the types of arguments, by name
+
+
+def string_to_bool(text: str) -> bool:
+    """Return the value of a switch; the words are those of transformers, which takes seconds to import."""
+    if text.lower() not in ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() in ("yes", "true", "t", "y", "1")
+
+
+TYPES: dict[str, Any] = {"int": int, "float": float, "bool": string_to_bool}
+
+
+def option(help: str, default: Any = None) -> Any:
+    """Return a field of a dataclass of options. HfArg does the same; transformers takes seconds to import."""
+    values = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    return field(**values, metadata={"help": help})
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -47,7 +65,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with one line, without the usage that argparse prints before it, and status 2."""
-        known = re.findall(r"--[\w-]+", self.format_help())
+        known = [option for option in self._option_string_actions if option.startswith("--")]
         for word in self.words:
             name = word.partition("=")[0]
             is_known = any(option.startswith(name) for option in known)
@@ -65,3 +83,54 @@ class Parser(argparse.ArgumentParser):
     def _end(self, message: str, kind: str = "argument") -> NoReturn:
         shown_help = self.shown_help.format(self.prog)
         self.exit(2, f"{self.prog}: error: {message}; {shown_help} lists the {kind}s\n")
+
+
+def add_table(parser: Parser, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Declare the arguments of a script by the groups of its frozen table, which tests/test_options.py writes and compares."""
+    for title, arguments in groups.items():
+        add = parser.add_argument_group(title).add_argument
+        for argument in arguments:
+            options = {name: value for name, value in argument.items() if name not in ("names", "type")}
+            if "type" in argument:
+                options["type"] = TYPES[argument["type"]]
+            add(*argument["names"], **options)
+    if "--help" not in parser._option_string_actions:  # that of the library's arguments hides it
+        parser.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
+
+
+def typed_options(parser: Parser, words: Sequence[str], has_library: bool) -> dict[str, Any]:
+    """Return the options that a command line gives to a script, without their defaults.
+
+    Args:
+        parser: Parser with the arguments of the script.
+        words: The command line.
+        has_library: Whether the script takes the arguments of TrainingArguments too, in every form of HfArgumentParser.
+    """
+    if has_library:
+        for name, kind in library_arguments():
+            if f"--{name}" not in parser._option_string_actions:
+                parser.add_argument(f"--{name}", nargs="*", type=TYPES.get(kind, str), help=argparse.SUPPRESS)
+        words = [_in_table(word, parser._option_string_actions) for word in words]
+    options = vars(parser.parse_args(words))
+    return {name: value for name, value in options.items() if value is not parser.get_default(name)}
+
+
+def library_arguments() -> Iterator[tuple[str, str]]:
+    """Yield names and types of the arguments of TrainingArguments by the installed sources, whose import takes seconds."""
+    for library in ("transformers", "sentence_transformers"):
+        spec = find_spec(library)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for file in Path(folder).glob("**/training_args.py"):
+                yield from re.findall(r"(?m)^    (\w+): (?:Optional\[)?(\w+)\b", file.read_text("utf-8"))
+
+
+def _in_table(word: str, known: Collection[str]) -> str:
+    """Return an option as the table names it: `--save_steps` for `--save-steps`, `--bf16=false` for `--no_bf16`."""
+    name, equals, value = word.partition("=")
+    name = "--" + name[2:].replace("-", "_")
+    positive = name.replace("--no_", "--", 1)
+    if not word.startswith("--"):
+        return word
+    if name in known:
+        return name + equals + value
+    return f"{positive}=false" if positive in known else word

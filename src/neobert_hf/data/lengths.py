@@ -147,6 +147,11 @@ def check_max_length(model: PreTrainedModel, max_length: int, name: str = "max_s
     """
     rotary = getattr(model.config, "max_position_embeddings", max_length)  # beyond which nothing was learned
     longest = longest_text(model) or max(rotary, DEFAULT_LENGTH)
+    refuse_longer(max_length, longest, model.name_or_path, name)
+
+
+def refuse_longer(max_length: int, longest: int, source: str, name: str = "max_seq_length") -> None:
+    """Raise ValueError if texts of `max_length` tokens exceed the `longest` ones of the model of `source`."""
     if max_length > longest:
-        fault = f"{name}={max_length} is more than the {longest} positions of {model.name_or_path}"
+        fault = f"{name}={max_length} is more than the {longest} positions of {source}"
         raise ValueError(f"{fault}; give {longest} or less")

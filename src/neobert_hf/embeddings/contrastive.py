@@ -19,7 +19,8 @@ from sentence_transformers.sentence_transformer.losses import (
 from sentence_transformers.util import mine_hard_negatives
 from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
-from transformers.hf_argparser import HfArg
+
+from neobert_cli.parser import option
 
 from ..checkpoints.embedding_models import warn_of_truncated
 from ..files.messages import first_of
@@ -104,12 +105,12 @@ class WeightedBatchSampler(MultiDatasetDefaultBatchSampler):
 class ContrastiveArguments(PairArguments):
     """Model, data and loss of contrastive training."""
 
-    temperature: float = HfArg(default=TEMPERATURE, help="Divisor of the cosines in the loss.")
-    mini_batch_size: int = HfArg(default=None, help="Texts per forward, with gradient caching (arXiv 2101.06983).")
-    gather_across_devices: bool = HfArg(default=False, help="Use the documents of all devices as negatives.")
-    num_mined_negatives: int = HfArg(default=0, help="Hard negatives that the initial model finds for each pair.")
-    pooling: Literal["mean", "cls"] = HfArg(
-        default=None, help="mean, as in the paper, or cls, for a bare NeoBERT; a saved embedding model keeps its own."
+    temperature: float = option("Divisor of the cosines in the loss.", TEMPERATURE)
+    mini_batch_size: int = option("Texts per forward, with gradient caching (arXiv 2101.06983).")
+    gather_across_devices: bool = option("Use the documents of all devices as negatives.", False)
+    num_mined_negatives: int = option("Hard negatives that the initial model finds for each pair.", 0)
+    pooling: Literal["mean", "cls"] = option(
+        "mean, as in the paper, or cls, for a bare NeoBERT; a saved embedding model keeps its own."
     )
 
     def __post_init__(self):

@@ -17,7 +17,8 @@ from sentence_transformers import (
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.util import semantic_search
-from transformers.hf_argparser import HfArg
+
+from neobert_cli.parser import option
 
 from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.embedding_models import warn_of_truncated
@@ -36,9 +37,9 @@ from .training import PairArguments, PairTrainer, train_and_record
 class RerankerArguments(PairArguments):
     """Model and data of the training of a reranker."""
 
-    embedding_model: str = HfArg(default=MINI_MODEL_PATH, help="Embedding model that finds negatives and candidates.")
-    num_negatives: int = HfArg(default=4, help="Wrong answers to each question, which the embedding model ranks first.")
-    num_candidates: int = HfArg(default=20, help="Documents to rerank for each question of the evaluation.")
+    embedding_model: str = option("Embedding model that finds negatives and candidates.", MINI_MODEL_PATH)
+    num_negatives: int = option("Wrong answers to each question, which the embedding model ranks first.", 4)
+    num_candidates: int = option("Documents to rerank for each question of the evaluation.", 20)
 
 
 @dataclass
@@ -47,7 +48,7 @@ class RerankerTrainingArguments(ResumeArguments, CrossEncoderTrainingArguments):
 
     num_train_epochs: float = 1
     per_device_train_batch_size: int = 32
-    learning_rate: float | None = HfArg(default=None, help="Default: by the size of the model.")
+    learning_rate: float | None = option("Default: by the size of the model.")
     warmup_steps: float = 0.1  # share of all steps
     logging_steps: float = 0.05  # share of all steps
     save_steps: float = 500

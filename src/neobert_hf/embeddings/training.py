@@ -1,7 +1,5 @@
 """A training of an embedding model or a reranker in its folder: identity, exact resume, evaluation, record."""
 
-# ruff: noqa: RUF009  (HfArg returns a field)
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +12,8 @@ from datasets import Dataset, DatasetDict
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.base.trainer import BaseTrainer
 from sentence_transformers.sentence_transformer.modules import WordWeights
-from transformers.hf_argparser import HfArg
+
+from neobert_cli.parser import option
 
 from ..checkpoints import MINI_MODEL_PATH
 from ..checkpoints.record import write_record
@@ -37,17 +36,15 @@ SHOWN = (
 class PairArguments:
     """Model and data of a training on pairs."""
 
-    model_name_or_path: str = HfArg(default=MINI_MODEL_PATH, help="Model to train: folder or id on the Hub.")
-    train_files: list[str] | None = HfArg(
-        default=None,
-        help="Files of pairs: question and answer in the first two columns. Embeddings learn from negatives in others too.",
+    model_name_or_path: str = option("Model to train: folder or id on the Hub.", MINI_MODEL_PATH)
+    train_files: list[str] | None = option(
+        "Files of pairs: question and answer in the first two columns. Embeddings learn from negatives in others too."
     )
-    validation_files: list[str] | None = HfArg(default=None, help="Pairs to evaluate on. Default: rows of train_files.")
-    held_out_share: float = HfArg(
-        default=0.1,
-        help=f"Share of each of train_files to evaluate on, without validation_files; at most {MOST_HELD_OUT:,} rows.",
+    validation_files: list[str] | None = option("Pairs to evaluate on. Default: rows of train_files.")
+    held_out_share: float = option(
+        f"Share of each of train_files to evaluate on, without validation_files; at most {MOST_HELD_OUT:,} rows.", 0.1
     )
-    max_seq_length: int = HfArg(default=None, help="Longest input in tokens. Default: the model's, at most 512.")
+    max_seq_length: int = option("Longest input in tokens. Default: the model's, at most 512.")
 
     def __post_init__(self):
         if not 0 <= self.held_out_share < 1:

@@ -15,6 +15,7 @@ from datasets import Dataset
 from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score, classification_report, confusion_matrix, f1_score, r2_score
 from sklearn.utils.metaestimators import available_if
+from tabulate import tabulate
 from torch import no_grad
 from torch.random import fork_rng
 from transformers import AutoConfig, AutoModelForSequenceClassification, BatchEncoding, PreTrainedModel, Trainer
@@ -33,7 +34,7 @@ from .job import TRAINING, VALIDATION, Job
 from .plan import Plan, plan_fit, weigh
 from .rows import check_known, given_names, labels_of, listed
 from .scores import label_columns, scores_of
-from .summary import MOST_CLASSES, draw_matrix, say_worst, write_report
+from .summary import say_worst, write_report
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, of_kind, one_or_pair, text_classes
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 Texts = Sequence[str | tuple[str, str]]
 
+MOST_CLASSES = 40  # in a confusion matrix that a reader can read
 FROZEN = "frozen vectors and a linear model"
 LABEL_TYPES = {"i": "int", "u": "int", "f": "float", "b": "bool"}  # by the kind of numpy; others are texts
 
@@ -412,20 +414,20 @@ class Classifier(ClassifierMixin, Job):
                 say(f"TF-IDF is left out: {error}")
         return peers | super()._peers(labels, split, inputs)
 
-    def _report_classes(self, outputs: np.ndarray, labels: list, report: Path, picture: Path) -> None:
-        """Write precision, recall and F1 of each class, print the lowest ones, and draw the confusion matrix."""
+    def _report_classes(self, outputs: np.ndarray, labels: list, report: Path) -> None:
+        """Write precision, recall and F1 of each class and the confusion matrix, and print the lowest F1."""
         if self.problem_type == REGRESSION:
             return
         pair = self.encode(labels), decisions(self.problem_type, outputs)
         names = self._classes
         options = {"labels": range(len(names)), "zero_division": 0}
-        write_report(
-            report,
-            classification_report(*pair, target_names=names, digits=3, **options),
-        )
-        say_worst(dict(zip(names, f1_score(*pair, average=None, **options))))
+        table = classification_report(*pair, target_names=names, digits=3, **options)
         if self.problem_type == SINGLE and len(names) <= MOST_CLASSES:
-            draw_matrix(confusion_matrix(*pair, labels=options["labels"]), names, picture)
+            matrix = confusion_matrix(*pair, labels=options["labels"])
+            shown = tabulate(matrix, names, showindex=names, disable_numparse=[0])
+            table += f"\nLabels in rows, predictions in columns:\n\n{shown}\n"
+        write_report(report, table)
+        say_worst(dict(zip(names, f1_score(*pair, average=None, **options))))
 
     def prediction_rows(self, outputs: np.ndarray, rows: list[dict], separator: str | None = None) -> list[dict]:
         """Return rows with `prediction`, and `probability_NAME` for each class.

@@ -53,7 +53,7 @@ from .rows import LabelledRows
 from .summary import say_scores
 from .training import JobTrainer, training_arguments
 
-OF_CLASSES = ("classification_report_{}.txt", "confusion_matrix_{}.png")  # files, by split
+REPORT = "classification_report_{}.txt"  # by split
 MANY_ROWS = 10_000
 TRAINING, VALIDATION, TEST = "training", "validation", "test"  # splits
 
@@ -345,6 +345,10 @@ class Job(BaseEstimator, ABC):
         if plan.has_short_steps:
             lengths = list(map(len, rows["train_dataset"]["input_ids"]))
             training.choose_batch(float(np.mean(lengths)))
+        if (
+            plan.is_crossed and not training.has_limit
+        ):  # few rows, which are trained again sooner than a checkpoint is written
+            training.save_strategy = "no"
         run = {
             "job": self.noun,
             "model": self._source,
@@ -436,8 +440,8 @@ class Job(BaseEstimator, ABC):
         """Names and outputs of simpler answers for the rows of a split, by their key in the record."""
         return {"trivial": self._trivial(labels)}
 
-    def _report_classes(self, outputs: Any, labels: list, report: Path, picture: Path) -> None:
-        """Write what a job says of each class, print the lowest ones, and perhaps draw it."""
+    def _report_classes(self, outputs: Any, labels: list, report: Path) -> None:
+        """Write what a job says of each class, and print the lowest ones."""
 
     def _report(
         self,
@@ -478,9 +482,8 @@ class Job(BaseEstimator, ABC):
             start = prefix if form == "metrics" else f"{prefix}_{form}"
             values |= {f"{start}_{name}": value for name, value in of_form.items()}
         results = folder / f"{prefix}_results.json"
-        files = [folder / name.format(split.split()[0]) for name in OF_CLASSES]
         write_json(results, values)
-        self._report_classes(outputs, labels, *files)
+        self._report_classes(outputs, labels, folder / REPORT.format(split.split()[0]))
 
     @told
     def predict_rows(
@@ -509,7 +512,7 @@ class Job(BaseEstimator, ABC):
         assert data.test  # the caller asks first whether there are test rows
         folder = Path(training.output_dir)
         *inputs, labels = data.test
-        files = [folder / name.format("test") for name in ("{}_results.json", *OF_CLASSES)]
+        files = [folder / name.format("test") for name in ("{}_results.json", REPORT)]
         files += [Path(file)] if file else [folder / f"predictions.{ending}" for ending in ("csv", "jsonl")]
         _ = self._classes  # an error if it is not trained
         for each in files:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
-
-import numpy as np
 
 from ..files.messages import say, say_next
 from ..files.output import writing
 
 MOST_SHOWN = 5  # classes in a line
-MOST_CLASSES = 40  # in a confusion matrix that a reader can read
-TOLD = ("README.md", "*_results.json", "classification_report_*.txt", "*.png", "predictions.*")  # files for a reader
+TOLD = ("README.md", "*_results.json", "classification_report_*.txt", "predictions.*")  # files for a reader
 WIDTH = 40  # of a name, in characters
 
 
@@ -45,27 +41,6 @@ def write_report(file: Path, table: str) -> None:
     """Write a report on each class."""
     with writing(file) as stream:
         stream.write(table.encode())
-
-
-def draw_matrix(matrix: np.ndarray, names: list[str], file: Path) -> None:
-    """Draw a (C, C) confusion matrix into a PNG file."""
-    from matplotlib.figure import Figure  # whose import takes half a second
-    from sklearn.metrics import ConfusionMatrixDisplay
-
-    shown = [name[:30].replace("$", r"\$") for name in names]  # dollar signs begin formulas
-    size = 3 + 0.4 * len(names)
-    figure = Figure(figsize=(size, size), layout="constrained")
-    display = ConfusionMatrixDisplay(matrix, display_labels=shown)
-    display.plot(
-        ax=figure.subplots(),
-        cmap="Blues",
-        colorbar=False,
-        xticks_rotation="vertical",
-        values_format="d",
-    )
-    with writing(file) as stream, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # the font lacks Chinese characters, for example
-        figure.savefig(stream, format="png", dpi=120)
 
 
 def say_saved(folder: str | Path, *options: str, test_file: str | None = None) -> None:

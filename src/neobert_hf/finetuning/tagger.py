@@ -260,7 +260,7 @@ class Tagger(Job):
         logits = np.array([name == tag for name in self._classes], np.float32)
         return f"the trivial answer, always {tag}", [np.tile(logits, (len(row), 1)) for row in labels]
 
-    def _report_classes(self, outputs: list[np.ndarray], labels: Words, report: Path, picture: Path) -> None:
+    def _report_classes(self, outputs: list[np.ndarray], labels: Words, report: Path) -> None:
         """Write precision, recall and F1 of each kind, and print the lowest ones."""
         tags = to_iob2(labels, self._classes), self._tags(outputs)
         write_report(report, tag_report(*tags))

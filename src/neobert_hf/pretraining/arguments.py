@@ -1,7 +1,5 @@
 """Arguments of pretraining: the text, and TrainingArguments with a recipe and an argument for each of its values."""
 
-# ruff: noqa: RUF009  (HfArg returns a field)
-
 import json
 import os
 from argparse import Namespace
@@ -10,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainingArguments
-from transformers.hf_argparser import HfArg
+
+from neobert_cli.parser import option
 
 from ..data.lengths import as_list
 from ..runs.arguments import ResumeArguments
@@ -31,20 +30,18 @@ REPEATED = (
 class CorpusArguments:
     """Text and its tokens."""
 
-    train_files: list[str] | None = HfArg(default=None, help="Text, JSON lines, CSV or Parquet files to train on.")
-    validation_files: list[str] | None = HfArg(
-        default=None, help="Files to evaluate on. Default: documents are held out."
-    )
-    num_held_out: int = HfArg(default=1000, help="Documents held out if there are no validation_files.")
-    dataset_name: str = HfArg(default=None, help="Dataset of the Hub. Default: without files, the recipe's dataset.")
-    dataset_config: str = HfArg(default=None, help="Configuration of the dataset.")
-    text_column: str = HfArg(default=None, help="Column of the text. Default: text, or that of the recipe's dataset.")
-    sample_by: str = HfArg(default="paragraph", help="One document of a .txt file: line, paragraph or document.")
-    tokenizer_name: str = HfArg(default=None, help="Folder or Hub id of a fast tokenizer. Default: the recipe's.")
-    documents_dir: str = HfArg(default=None, help="Folder of the tokenized text, new or old. Default: in output_dir.")
-    long_documents: str = HfArg(default="truncate", help="Above max_length: truncate, as in the paper, or chunk.")
-    num_processes: int = HfArg(default=None, help="Processes that tokenize. Default: one per core.")
-    streaming: bool = HfArg(default=False, help="Tokenize during training, store nothing; a resume reads all again.")
+    train_files: list[str] | None = option("Text, JSON lines, CSV or Parquet files to train on.")
+    validation_files: list[str] | None = option("Files to evaluate on. Default: documents are held out.")
+    num_held_out: int = option("Documents held out if there are no validation_files.", 1000)
+    dataset_name: str = option("Dataset of the Hub. Default: without files, the recipe's dataset.")
+    dataset_config: str = option("Configuration of the dataset.")
+    text_column: str = option("Column of the text. Default: text, or that of the recipe's dataset.")
+    sample_by: str = option("One document of a .txt file: line, paragraph or document.", "paragraph")
+    tokenizer_name: str = option("Folder or Hub id of a fast tokenizer. Default: the recipe's.")
+    documents_dir: str = option("Folder of the tokenized text, new or old. Default: in output_dir.")
+    long_documents: str = option("Above max_length: truncate, as in the paper, or chunk.", "truncate")
+    num_processes: int = option("Processes that tokenize. Default: one per core.")
+    streaming: bool = option("Tokenize during training, store nothing; a resume reads all again.", False)
 
     def __post_init__(self):
         self.train_files = as_list(self.train_files) or None
@@ -61,49 +58,45 @@ class CorpusArguments:
 class PretrainingArguments(ResumeArguments, TrainingArguments):
     """TrainingArguments whose defaults are the values of a recipe."""
 
-    recipe: str = HfArg(default="paper", help=f"{' or '.join(RECIPES)}, or a YAML file with values of a recipe.")
-    phase: int = HfArg(default=1, help="1, or 2: longer documents at a constant tenth of learning_rate.")
-    init_from: str = HfArg(default=None, help="Folder of the model of phase 1; phase 2 requires it.")
-    config_overrides: str = HfArg(default="", help="Values of the config: hidden_size=256,num_hidden_layers=6.")
-    row_tokens: int = HfArg(default=8192, help="Token budget of a row; each device computes whole rows.")
+    recipe: str = option(f"{' or '.join(RECIPES)}, or a YAML file with values of a recipe.", "paper")
+    phase: int = option("1, or 2: longer documents at a constant tenth of learning_rate.", 1)
+    init_from: str = option("Folder of the model of phase 1; phase 2 requires it.")
+    config_overrides: str = option("Values of the config: hidden_size=256,num_hidden_layers=6.", "")
+    row_tokens: int = option("Token budget of a row; each device computes whole rows.", 8192)
 
     # Values of the recipe; None takes the recipe's value.
-    optimizer: str = HfArg(default=None, help="adamw, or muon for the matrices of the blocks.")
-    learning_rate: float = HfArg(default=None, help="Peak of the schedule; the same in both phases.")
-    schedule: str = HfArg(default=None, help="paper, code, linear, wsd, or constant: a tenth of learning_rate.")
-    warmup_steps: int = HfArg(default=None, help="Optimizer steps of linear warmup; scales with max_steps.")
-    decay_until: int = HfArg(default=None, help="Step where the cosine has decayed to a tenth; scales with max_steps.")
-    decay_from: int = HfArg(default=None, help="Step where the decay of wsd begins; scales with max_steps.")
-    max_steps: int = HfArg(default=None, help="Optimizer steps.")
-    weight_decay: float = HfArg(default=None, help="Weight decay of AdamW and Muon.")
-    decay_norms_and_embeddings: bool = HfArg(default=None, help="Decay norms, biases and embeddings too.")
-    adam_beta1: float = HfArg(default=None, help="First beta of AdamW.")
-    adam_beta2: float = HfArg(default=None, help="Second beta of AdamW.")
-    adam_epsilon: float = HfArg(default=None, help="Epsilon of AdamW.")
-    max_grad_norm: float = HfArg(default=None, help="Norm to which a larger gradient is clipped.")
-    tokens_per_step: int = HfArg(default=None, help="Token budget of an optimizer step, on all devices together.")
-    max_length: int = HfArg(default=None, help="Maximum length of a document in tokens.")
-    mask_rate: list[float] = HfArg(
-        default=None, help="Share of the tokens that the model predicts, or several that follow one another."
-    )
-    mask_rate_shares: list[float] = HfArg(default=None, help="Shares of the steps of several mask rates.")
-    mask_replace_prob: float = HfArg(default=None, help="Share of the predicted tokens that become [MASK].")
-    random_replace_prob: float = HfArg(default=None, help="Share of the predicted tokens that become random tokens.")
-    batch_format: str = HfArg(default=None, help="Documents in a row: packed (kept apart), padded (one), concatenated.")
-    mixture: list[float] = HfArg(
-        default=None, help="Three shares of the steps: all documents, and those of longer_than."
-    )
-    longer_than: list[int] = HfArg(default=None, help="Two lengths in tokens, for the shares of mixture.")
-    architecture: str = HfArg(default=None, help="neobert or roberta-prelayernorm.")
+    optimizer: str = option("adamw, or muon for the matrices of the blocks.")
+    learning_rate: float = option("Peak of the schedule; the same in both phases.")
+    schedule: str = option("paper, code, linear, wsd, or constant: a tenth of learning_rate.")
+    warmup_steps: int = option("Optimizer steps of linear warmup; scales with max_steps.")
+    decay_until: int = option("Step where the cosine has decayed to a tenth; scales with max_steps.")
+    decay_from: int = option("Step where the decay of wsd begins; scales with max_steps.")
+    max_steps: int = option("Optimizer steps.")
+    weight_decay: float = option("Weight decay of AdamW and Muon.")
+    decay_norms_and_embeddings: bool = option("Decay norms, biases and embeddings too.")
+    adam_beta1: float = option("First beta of AdamW.")
+    adam_beta2: float = option("Second beta of AdamW.")
+    adam_epsilon: float = option("Epsilon of AdamW.")
+    max_grad_norm: float = option("Norm to which a larger gradient is clipped.")
+    tokens_per_step: int = option("Token budget of an optimizer step, on all devices together.")
+    max_length: int = option("Maximum length of a document in tokens.")
+    mask_rate: list[float] = option("Share of the tokens that the model predicts, or several that follow one another.")
+    mask_rate_shares: list[float] = option("Shares of the steps of several mask rates.")
+    mask_replace_prob: float = option("Share of the predicted tokens that become [MASK].")
+    random_replace_prob: float = option("Share of the predicted tokens that become random tokens.")
+    batch_format: str = option("Documents in a row: packed (kept apart), padded (one), concatenated.")
+    mixture: list[float] = option("Three shares of the steps: all documents, and those of longer_than.")
+    longer_than: list[int] = option("Two lengths in tokens, for the shares of mixture.")
+    architecture: str = option("neobert or roberta-prelayernorm.")
 
     # Fields of TrainingArguments with other defaults.
-    output_dir: str = HfArg(default="runs/pretraining", help="Folder of the checkpoints, the metrics and the model.")
-    gradient_accumulation_steps: int = HfArg(default=None, help="Computed from tokens_per_step; leave it out.")
-    per_device_train_batch_size: int = HfArg(default=1, help="Rows in a training batch of a device.")
-    per_device_eval_batch_size: int = HfArg(default=1, help="Rows in an evaluation batch of a device.")
-    logging_steps: float = HfArg(default=10, help="Optimizer steps between two log entries.")
-    bf16: bool | None = HfArg(default=False, help="Products in bf16; weights are float32.")
-    report_to: str = HfArg(default="tensorboard", help="tensorboard, wandb, ... or none.")
+    output_dir: str = option("Folder of the checkpoints, the metrics and the model.", "runs/pretraining")
+    gradient_accumulation_steps: int = option("Computed from tokens_per_step; leave it out.")
+    per_device_train_batch_size: int = option("Rows in a training batch of a device.", 1)
+    per_device_eval_batch_size: int = option("Rows in an evaluation batch of a device.", 1)
+    logging_steps: float = option("Optimizer steps between two log entries.", 10)
+    bf16: bool | None = option("Products in bf16; weights are float32.", False)
+    report_to: str = option("tensorboard, wandb, ... or none.", "tensorboard")
     remove_unused_columns: bool = False  # a column of the rows holds the seed of their masks
     prediction_loss_only: bool = True  # the trainer counts correct tokens itself
 

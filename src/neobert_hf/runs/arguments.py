@@ -1,7 +1,5 @@
 """Training arguments that every training shares: precision, the card, resume, fine-tuning."""
 
-# ruff: noqa: RUF009  (HfArg returns a field)
-
 import math
 import os
 import sys
@@ -11,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 import transformers
 from transformers import PretrainedConfig, TrainingArguments
-from transformers.hf_argparser import HfArg
+
+from neobert_cli.parser import option
 
 from ..files.messages import say
 from ..model.machine_neobert import best_dtype
@@ -39,13 +38,12 @@ class PrecisionArguments(Mixin):
     A mixin before a class of TrainingArguments.
     """
 
-    output_dir: str = HfArg(default=None, help="Folder of the checkpoints and the trained model.")
-    bf16: bool | None = HfArg(
-        default=None,
-        help="Products in bf16; weights are float32. Default: where it is faster on this machine (best_dtype).",
+    output_dir: str = option("Folder of the checkpoints and the trained model.")
+    bf16: bool | None = option(
+        "Products in bf16; weights are float32. Default: where it is faster on this machine (best_dtype)."
     )
-    license: str = HfArg(default=None, help="Licence of the model, for its card.")
-    language: list[str] = HfArg(default=None, help="Languages of the texts, for the card, such as en.")
+    license: str = option("Licence of the model, for its card.")
+    language: list[str] = option("Languages of the texts, for the card, such as en.")
 
     def __post_init__(self):
         if self.use_liger_kernel:  # Trainer would ignore it without a word
@@ -74,11 +72,11 @@ class PrecisionArguments(Mixin):
 class ResumeArguments(PrecisionArguments):
     """Training arguments whose resume is exact, unless the user allows an inexact resume."""
 
-    resume_from_checkpoint: str | None = HfArg(default="auto", help=RESUME)
-    resume_inexactly: bool = HfArg(
-        default=False,
-        help="Resume with a warning if the optimizer state, random states or the manifest is missing or the number of processes "
+    resume_from_checkpoint: str | None = option(RESUME, "auto")
+    resume_inexactly: bool = option(
+        "Resume with a warning if the optimizer state, random states or the manifest is missing or the number of processes "
         "differs.",
+        False,
     )
 
 
@@ -99,21 +97,19 @@ def default_learning_rate(config: PretrainedConfig) -> float:
 class FineTuningArguments(ResumeArguments, TrainingArguments):
     """Training arguments of fine-tuning: evaluation after each epoch, and the best epoch at the end."""
 
-    num_train_epochs: float = HfArg(default=0, help="Epochs; 0 chooses 3, and 10 where the rows are few.")
+    num_train_epochs: float = option("Epochs; 0 chooses 3, and 10 where the rows are few.", 0)
     # 16 as in Table 6; larger batches leave few steps for a few hundred rows
-    per_device_train_batch_size: int = HfArg(default=0, help="Rows of a batch; 0 is 16, or up to 32 short texts.")
+    per_device_train_batch_size: int = option("Rows of a batch; 0 is 16, or up to 32 short texts.", 0)
     per_device_eval_batch_size: int = 64  # without gradients
-    learning_rate: float | None = HfArg(default=None, help="Default: by the size of the model.")
+    learning_rate: float | None = option("Default: by the size of the model.")
     warmup_steps: float = 0.06  # share of all steps
     logging_steps: float = 0.025  # share of all steps, rounded up: 20 to 40 lines for a run of 20 steps or more
     eval_strategy: str = "epoch"
     save_strategy: str = "epoch"
-    save_total_limit: int = HfArg(
-        default=None, help="Checkpoints to keep. Default: one until the model is saved, then none."
-    )
+    save_total_limit: int = option("Checkpoints to keep. Default: one until the model is saved, then none.")
     load_best_model_at_end: bool = True
-    metric_for_best_model: str | None = HfArg(
-        default=None, help="Chooses the best epoch. Default: by the job and the number of validation rows."
+    metric_for_best_model: str | None = option(
+        "Chooses the best epoch. Default: by the job and the number of validation rows."
     )
 
     def __post_init__(self):
