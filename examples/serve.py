@@ -11,13 +11,13 @@ import json
 import os
 import shlex
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import BaseModel, BeforeValidator, Field
@@ -40,6 +40,7 @@ ROUTES = {  # of what a folder holds
     "a reranker or a model of one number": ["/rerank", "/predict"],
     "a model that answers questions": ["/answer"],
 }
+MAX_BYTES = 2_000_000  # of the body of a request, as in TEI
 EMBEDDER, CLASSIFIER, TAGGER, RERANKER, ANSWERER = ROUTES
 
 # 1. Requests. `Input` is a text, or a pair of texts. Clients send null for what they leave out.
@@ -100,10 +101,24 @@ class Server:
     Args:
         model: The model.
         truncation: "error", "warn" or "off": what becomes of a text that is too long, unless the request says it.
+        max_requests: Number of requests that wait for an answer at the same time.
+        num_requests: How many wait now.
     """
 
     model: Predictor
     truncation: str = "error"
+    max_requests: int = 512
+    num_requests: int = 0
+
+    async def place(self) -> AsyncIterator[None]:
+        """Count a request until it has its answer; status 429 for one above the limit."""
+        if self.num_requests >= self.max_requests:
+            raise HTTPException(429, f"{self.num_requests} requests wait for an answer; ask again later")
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
 
     @property
     def what(self) -> str:
@@ -119,13 +134,12 @@ class Server:
         """Return what the model says of texts or pairs, and the number of tokens that it reads; status 400 for one too long."""
         truncation = {None: self.truncation, True: "off", False: "error"}[request.truncate]
         try:
-            fact, num_tokens = self.model.count_tokens(inputs, "off" if truncation == "off" else "warn")
+            inputs, fact, num_tokens = self.model.prepare(inputs, "off" if truncation == "off" else "warn")
             if fact and truncation == "error":
                 raise ValueError(f"{fact}; split long texts, or send truncate=true")
             if fact:
                 print(fact, flush=True)
-            with self.model.lock:
-                return run(inputs), num_tokens
+            return run(inputs), num_tokens
         except ValueError as error:  # also of a single text for a model of pairs
             raise HTTPException(400, str(error)) from error
 
@@ -170,8 +184,7 @@ class Server:
     def answer(self, request: AnswerRequest) -> dict:
         """A part of the context, its score and where it starts; an empty text if there is no answer."""
         try:
-            with self.model.lock:
-                return self.model.answers([request.question], [request.context])[0]
+            return self.model.answers([(request.question, request.context)])[0]
         except ValueError as error:  # such as a question that leaves no place for its context
             raise HTTPException(400, str(error)) from error
 
@@ -183,14 +196,15 @@ def input_of(given: str | list[str]) -> str | tuple[str, ...]:
     return tuple(given) if len(given) == 2 else given[0]
 
 
-def make_app(server: Server) -> FastAPI:
-    """Return the application, with the routes of what the folder holds."""
+def make_app(server: Server, max_bytes: int = MAX_BYTES) -> FastAPI:
+    """Return the application, with the routes of what the folder holds; a longer body is refused before it is read."""
     name = server.model.saved.folder.resolve().name  # of "." too
-    app = FastAPI(title=f"neobert serve {name}", description=f"The folder holds {server.what}.")
+    options = {"title": f"neobert serve {name}", "description": f"The folder holds {server.what}."}
+    app = FastAPI(**options, max_body_size=max_bytes)
     functions = dict(zip(EXAMPLES, (server.embeddings, server.predict, server.rerank, server.answer)))
     for path in ROUTES[server.what]:
         example = {"requestBody": {"content": {"application/json": {"example": EXAMPLES[path]}}}}
-        app.post(path, openapi_extra=example)(functions[path])
+        app.post(path, openapi_extra=example, dependencies=[Depends(server.place)])(functions[path])
     if server.what == EMBEDDER:
         models = [{"id": name, "object": "model", "created": 0, "owned_by": "neobert_hf"}]
         app.get("/v1/models", name="models")(lambda: {"object": "list", "data": models})
@@ -207,9 +221,13 @@ def make_app(server: Server) -> FastAPI:
             status, message = 400, fault_of(error)
         if status == 404:
             message = f"no {request.url.path} here: the folder holds {server.what}; see /docs"
+        if status == 413:
+            message = f"the body has more than {max_bytes:,} bytes; send fewer texts in a request, or shorter ones"
         if request.url.path.startswith("/v1"):
-            return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status)
-        return JSONResponse({"error": message, "error_type": "Validation"}, status)
+            kind = "overloaded" if status == 429 else "invalid_request_error"
+            return JSONResponse({"error": {"message": message, "type": kind}}, status)
+        kind = "Overloaded" if status == 429 else "Validation"
+        return JSONResponse({"error": message, "error_type": kind}, status)
 
     return app
 
@@ -229,7 +247,7 @@ def fault_of(error: RequestValidationError) -> str:
 
 
 # 3. The process
-def serve(folder: str, host: str, port: int, truncation: str, **options) -> None:
+def serve(folder: str, host: str, port: int, truncation: str, max_bytes: int, **options) -> None:
     """Open the folder, say how to ask, and answer requests."""
     if not 0 <= port < 65536:
         raise ValueError(f"the port {port} is not between 0 and 65535")
@@ -239,8 +257,11 @@ def serve(folder: str, host: str, port: int, truncation: str, **options) -> None
     except OSError as error:
         fault = f"--port {port} of {host} cannot be used ({os.strerror(error.errno or 0)})"
         raise OSError(f"{fault}; give another --port, or 0 for a free one") from error
+    listening.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # else an answer of two packets waits 40 ms for the ACK
     server = Server(open_folder(folder, is_shared=True, **options), truncation)
-    config = uvicorn.Config(make_app(server), log_level="warning")
+    config = uvicorn.Config(make_app(server, max_bytes), log_level="warning")
     address = f"http://{name}:{listening.getsockname()[1]}"
     path = ROUTES[server.what][0]
     curl = ["curl", address + path, "--header", "Content-Type: application/json", "--data", json.dumps(EXAMPLES[path])]
@@ -269,6 +290,7 @@ def main() -> None:
         default="error",
         help="What becomes of a text that is too long, unless the request says truncate.",
     )
+    add("--max_bytes", type=int, default=MAX_BYTES, help="Longest body of a request; a longer one gets status 413.")
     run_command(parser.prog, lambda: serve(**vars(parser.parse_args())))
 
 

@@ -8,7 +8,6 @@ import sys
 import time
 from dataclasses import fields
 from pathlib import Path
-from unittest import mock
 
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.training import pretrain
@@ -36,8 +35,7 @@ def run(corpus, folder, model=None, functions=None, **changes):
     names = {field.name for field in fields(CorpusArguments)}
     data = CorpusArguments(**{name: value for name, value in values.items() if name in names})
     training = PretrainingArguments(**{name: value for name, value in values.items() if name not in names})
-    with mock.patch("neobert_hf.pretraining.summary.plot_curves"):  # takes as long as the training
-        pretrain(data, training, model=model, **functions or {})
+    pretrain(data, training, model=model, **functions or {})
     return losses_of(folder)
 
 

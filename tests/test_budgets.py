@@ -45,10 +45,3 @@ def test_tests_pages_and_changelog_have_at_most_the_lines_of_pyproject():
     found |= {"pages": len(pages), "changelog_lines": num_lines([ROOT / "CHANGELOG.md"])}
     found["page_kilobytes"] = sum(page.stat().st_size for page in pages) // 1000
     assert {name: value for name, value in found.items() if value > LIMITS[name]} == {}
-
-
-SOURCE = "'Doc'\nimport a\nfrom b import (\n  c,\n)\n\n# why\ndef f(x):\n  '''Doc\n\n  More.\n  '''\n  return [x]\n"
-
-
-def test_only_code_counts():
-    assert num_tokens(SOURCE) == len(["def", "f", "(", "x", ")", ":", "return", "[", "x", "]"])

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import run_main
 
 ROOT = Path(__file__).parents[1]
 PAPER = [file for name in ("evaluate", "finetune") for file in sorted((ROOT / "examples/paper").glob(f"{name}_*.py"))]
@@ -14,7 +13,6 @@ EXAMPLES = [*sorted((ROOT / "examples").glob("[!_]*.py")), *PAPER]
 SHIPPED = "contextual_neobert.py"  # it is saved beside the files of the model, and imports those
 NESTED = sorted((ROOT / "examples").glob("*/**/*.py"))
 PROJECTS = [file for file in NESTED if file.name != SHIPPED and file.parent.name != "tests"]
-SCRIPTS = [*EXAMPLES, ROOT / "examples/ablation/ablate.py", *sorted((ROOT / "hub_upload").glob("*.py"))]
 
 
 def public_names():
@@ -65,12 +63,3 @@ def test_every_public_name_exists():
     for name in public_names():
         module, _, attribute = name.rpartition(".")
         assert hasattr(importlib.import_module(module), attribute), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: file.stem)
-def test_a_script_has_a_short_help_that_leaves_out_what_only_a_library_declares(script):
-    text = run_main(importlib.import_module(script.stem), "--help")
-    assert "usage: " in text and "None" not in text and len(text.splitlines()) < 180
-    assert "--torch_empty_cache_steps" not in text
-    assert ("--help_all" in text) == ("TrainingArguments" in text)

@@ -7,18 +7,22 @@ import argparse
 import importlib
 import json
 import sys
+from dataclasses import fields, is_dataclass
+from inspect import get_annotations
 from pathlib import Path
 
 import pytest
 from conftest import run_main
 
 from neobert_cli import commands as neobert_cli
+from neobert_hf import MINI_MODEL_PATH
 
 ROOT = Path(__file__).parents[1]
 FILE = Path(neobert_cli.__file__).parents[1] / "neobert_hf/options.json"  # a shell completes by it
 PLACES = ("examples", "examples/ablation", "examples/corpus", "examples/paper", "examples/paper/*", "hub_upload")
 SCRIPTS = [script for place in PLACES for script in sorted(ROOT.glob(f"{place}/*.py"))]
 SCRIPTS = [script for script in SCRIPTS if '"__main__"' in script.read_text("utf-8")]
+KINDS = {"int": "int", "float": "float", "string_to_bool": "bool"}
 COMMANDS = {f"neobert {command.__name__.replace('_', '-')}": neobert_cli for command in neobert_cli.COMMANDS}
 COMMANDS |= {script.relative_to(ROOT).as_posix(): script.stem for script in SCRIPTS}
 
@@ -33,35 +37,60 @@ def parsers(command):
     return shown
 
 
+def own_texts(parser):
+    """Names and texts of our arguments, of the library if it declares one too, and whether it declares more."""
+    if not hasattr(parser, "dataclass_types"):
+        return {action.dest: action.help for action in parser._actions if action.help != argparse.SUPPRESS}, False
+    texts, own = {}, set()
+    for base in [base for kind in parser.dataclass_types for base in reversed(kind.__mro__) if is_dataclass(base)]:
+        texts |= {field.name: field.metadata["help"] for field in fields(base) if "help" in field.metadata}
+        if base.__module__.split(".")[0] not in ("transformers", "sentence_transformers"):
+            own |= get_annotations(base).keys()
+    return {name: texts.get(name, "") for name in own}, not own.issuperset(texts)
+
+
+def own_actions(parser, actions):
+    """Those of our arguments, without the second form `--no_...` of a switch."""
+    names, _ = own_texts(parser)
+    return [action for action in actions if action.dest in names and not isinstance(action, argparse._StoreFalseAction)]
+
+
 def options(command):
     """The arguments of a command, in their order; of a script that is a command, its table."""
     if Path(command).stem.replace("_", "-") in neobert_cli.SCRIPTS:
         return table(*parsers(command))
-    actions = [action for parser in parsers(command) for action in parser._actions if action.help != argparse.SUPPRESS]
-    return [name for action in actions for name in action.option_strings if name.startswith("--")]
+    names = []
+    for parser in parsers(command):
+        for action in own_actions(parser, parser._actions):
+            names += action.option_strings[: 1 if hasattr(parser, "dataclass_types") else None]
+    return [name for name in names if name.startswith("--")]
 
 
 def table(parser):
     """The help of a script, and its arguments as `add_table` declares them."""
-    groups = {group.title: list(map(argument, group._group_actions)) for group in parser._action_groups}
-    groups = {title: list(filter(None, arguments)) for title, arguments in groups.items() if any(arguments)}
-    has_library = any("--help_all" in action.option_strings for action in parser._actions)
-    shown = {name: getattr(parser, name) for name in ("description", "usage", "epilog")}
+    texts, has_library = own_texts(parser)
+    shown = {"description": parser.description, "usage": parser.usage, "epilog": None}
+    groups = {}
+    for group in parser._action_groups:
+        if actions := own_actions(parser, group._group_actions):
+            groups[group.title] = [argument(action, texts[action.dest]) for action in actions]
+    if has_library:
+        shown["epilog"] = "All arguments of the library's TrainingArguments are accepted too; --help_all lists them."
+        every = {"names": ["--help_all"], "help": "Show all arguments, then exit.", "action": "store_true"}
+        groups = {"options": [every], **groups}
     return {"parser": shown, "has_library": has_library, "groups": groups}
 
 
-def argument(action):
-    """The values of an argument that are not those of argparse's defaults; None for one that the help leaves out."""
-    if action.help == argparse.SUPPRESS:
-        return None
-    values = {"names": action.option_strings or [action.dest], "help": action.help}
-    if isinstance(action, argparse._HelpAction) or type(action).__name__ == "_ShortHelp":
-        return {**values, "action": "store_true" if "--help_all" in values["names"] else "help"}
-    kinds = {"int": "int", "float": "float", "string_to_bool": "bool"}
-    values |= {"type": kinds.get(getattr(action.type, "__name__", "")), "required": action.required or None}
-    if not action.option_strings:
-        values["required"] = None
+def argument(action, text):
+    """The values of an argument that are not those of argparse's defaults."""
+    if isinstance(action, argparse._HelpAction):
+        return {"names": action.option_strings, "help": text, "action": "help"}
+    is_required = action.required and bool(action.option_strings)
+    values = {"names": action.option_strings[:1] or [action.dest], "help": text + " (required)" * is_required}
+    values |= {"type": KINDS.get(getattr(action.type, "__name__", "")), "required": is_required}
     values |= {name: getattr(action, name) for name in ("nargs", "const", "choices", "default", "metavar")}
+    if values["default"] == MINI_MODEL_PATH:
+        values["default"] = "the mini model of this package"
     return {name: value for name, value in values.items() if value not in (None, False, ())}
 
 

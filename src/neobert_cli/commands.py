@@ -497,7 +497,9 @@ def _chosen(parser: Parser, commands: dict[str, Parser]) -> tuple[str, Run]:
     if command in SCRIPTS:
         sys.argv[:2] = [f"neobert {command}"]  # the name of the program in its help and errors
         given = None
-        if "--help_all" not in words:
+        if "--help_all" in words:
+            sys.argv[1:] = ["--help"]
+        else:
             given = typed_options(commands[command], words, _table(command)["has_library"])
         return command, lambda: _run_script(command, given)
     if command not in commands:

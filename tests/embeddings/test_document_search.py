@@ -598,21 +598,16 @@ def write_pdf(file, text):
 
 def write_docx(file, text):
     main = "http://schemas.openxmlformats.org"
-    word = f"{main}/wordprocessingml/2006/main"
+    word, office = f"{main}/wordprocessingml/2006/main", "application/vnd.openxmlformats"
+    kinds = f'<Default Extension="rels" ContentType="{office}-package.relationships+xml"/><Override PartName='
+    kinds += f'"/word/document.xml" ContentType="{office}-officedocument.wordprocessingml.document.main+xml"/>'
+    link = f'<Relationship Id="a" Target="word/document.xml" Type="{main}/officeDocument/2006/relationships/officeDocument"/>'
+    body = f"<w:body><w:p><w:r><w:t>{text}</w:t></w:r></w:p></w:body>"
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(
-            "[Content_Types].xml",
-            f'<Types xmlns="{main}/package/2006/content-types"><Default Extension="rels" ContentType="application/vnd.'
-            'openxmlformats-package.relationships+xml"/><Override PartName="/word/document.xml" ContentType="application/vnd.'
-            'openxmlformats-officedocument.wordprocessingml.document.main+xml"/></Types>',
-        )
-        archive.writestr(
-            "_rels/.rels",
-            f'<Relationships xmlns="{main}/package/2006/relationships"><Relationship Id="a" Target="word/document.xml" '
-            f'Type="{main}/officeDocument/2006/relationships/officeDocument"/></Relationships>',
-        )
-        body = f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>"
-        archive.writestr("word/document.xml", f'<w:document xmlns:w="{word}"><w:body>{body}</w:body></w:document>')
+        archive.writestr("[Content_Types].xml", f'<Types xmlns="{main}/package/2006/content-types">{kinds}</Types>')
+        of_links = f'<Relationships xmlns="{main}/package/2006/relationships">{link}</Relationships>'
+        archive.writestr("_rels/.rels", of_links)
+        archive.writestr("word/document.xml", f'<w:document xmlns:w="{word}">{body}</w:document>')
 
 
 def test_html_pdf_and_docx_are_converted_once(notes, model, monkeypatch):

@@ -242,10 +242,38 @@ def test_a_long_text_is_an_error_unless_it_is_allowed(client_of, folders, tokeni
     assert answer.status_code == 400 and (found["message"] if name == "vectors" else found) == wanted
     assert client_of(name, is_exported).post(path, json=body | {"truncate": True}).status_code == 200
     server = serve.Server(serve.open_folder(folders / (f"exported {name}" if is_exported else name)))
+    capsys.readouterr()  # of the export
     for truncation, printed in (("warn", f"{fact}\n"), ("off", "")):
         server.truncation, client = truncation, TestClient(serve.make_app(server))
         assert client.post(path, json=body).status_code == 200 and capsys.readouterr().out == printed
         assert client.post(path, json=body | {"truncate": False}).status_code == 400
+
+
+@saved_and_exported
+def test_a_server_refuses_at_once_what_would_take_too_long(folders, is_exported):
+    server = serve.Server(serve.open_folder(folders / f"{'exported ' * is_exported}softmax"))
+    post = TestClient(serve.make_app(server)).post
+    answer = post("/predict", json={"inputs": "sea " * 400_000})
+    assert answer.status_code == 400 and re.search(r"at least \d{3} tokens are lost", answer.json()["error"])
+    assert post("/predict", json={"inputs": "sea " * 400_000, "truncate": True}).status_code == 200
+    answer = post("/predict", content=(b"[" * 10**5 for _ in range(21)))
+    assert answer.status_code == 413 and "the body has more than 2,000,000 bytes" in answer.json()["error"]
+    server.num_requests = server.max_requests
+    answer = post("/predict", json={"inputs": "sea"})
+    assert (answer.status_code, answer.json()["error_type"]) == (429, "Overloaded")
+
+
+def test_calls_that_are_computed_together_have_their_own_results_and_errors(folders):
+    shared, alone = (serve.open_folder(folders / "scores", is_shared=is_shared) for is_shared in (True, False))
+    calls = [["a"] if number == 5 else [("a", text), ("b", text)] for number, text in enumerate(TEXTS)]
+    with ThreadPoolExecutor(32) as clients:
+        futures = [clients.submit(shared.labels, call) for call in calls]
+    for number, (future, call) in enumerate(zip(futures, calls)):
+        if number == 5:
+            assert "reads pairs of texts" in str(future.exception())
+        else:
+            scores = [label["score"] for (label,) in future.result()]
+            assert scores == pytest.approx([label["score"] for (label,) in alone.labels(call)], abs=1e-6)
 
 
 FORM = "inputs: give a text, a pair [text, text], or a batch [[text], [text, text], ...], and no empty text"
@@ -316,7 +344,7 @@ def test_the_folder_of_the_shell_is_served_under_its_name_also_on_ipv6(folders, 
 
     monkeypatch.setattr(serve.uvicorn, "Server", server)
     monkeypatch.setattr(serve.uvicorn.Config, "configure_logging", lambda _: None)  # it would hold the captured stream
-    serve.serve(".", host, 0, "error", dtype=None, runtime=None, num_threads=None)
+    serve.serve(".", host, 0, "error", 9, dtype=None, runtime=None, num_threads=None)
     with sockets[0]:
         found, port, *_ = sockets[0].getsockname()
     assert found == ip

@@ -126,7 +126,6 @@ def arguments(corpus, source, folder, *more):
 
 @pytest.mark.slow
 def test_the_example_adapts_and_trains_and_the_result_opens(corpus, published, tmp_path, monkeypatch):
-    monkeypatch.setattr("neobert_hf.pretraining.summary.plot_curves", lambda *_: None)  # takes as long as the training
     run_main(example, *arguments(corpus, published, tmp_path / "run", "--language", "de"))
     assert read_json_object(tmp_path / "run/start/training.json")["source"] is None  # no folder of this machine
     card = ModelCard.load(tmp_path / "run/README.md")

@@ -32,12 +32,6 @@ def common(corpus):
     )
 
 
-@pytest.fixture(autouse=True)
-def no_curves(monkeypatch):
-    # it takes as long as the training
-    monkeypatch.setattr("neobert_hf.pretraining.summary.plot_curves", lambda *args: None)
-
-
 ARMS = {"base": {}, "same": {}, "slow": {"learning_rate": 3e-5}}
 
 

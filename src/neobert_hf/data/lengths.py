@@ -33,7 +33,7 @@ def plain_tokenizer(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> Tokenizer
     return plain
 
 
-def beginning(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None = None) -> str:
+def beginning(text: str, tokenizer: PreTrainedTokenizerBase | Tokenizer, max_tokens: int | None = None) -> str:
     """Return the beginning of a very long text; truncated, it has the same token ids as the whole text.
 
     A tokenizer reads a whole text before it truncates it: gigabytes of memory for a cell of 16 MB. The result has more than twice
@@ -44,17 +44,24 @@ def beginning(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | N
     Args:
         text: The text.
         tokenizer: The tokenizer that truncates it afterwards.
-        max_tokens: Length in tokens at which it is truncated; by default that of the tokenizer.
+        max_tokens: Length in tokens at which it is truncated; by default that of a tokenizer of transformers.
     """
     if max_tokens is None:
         max_tokens = tokenizer.model_max_length
     length = USUAL_CHARACTERS * max_tokens
-    while 4 * length < len(text) and tokenizer.truncation_side == "right":  # the look costs a quarter at most
+    if isinstance(tokenizer, Tokenizer):
+        side = (tokenizer.truncation or {}).get("direction", "right")
+    else:
+        side = tokenizer.truncation_side
+    while 4 * length < len(text) and side == "right":  # the look costs a quarter at most
         end = max(text.rfind(space, 0, length) for space in BLANKS)
         if end <= length // 2:  # Chinese and base64 have no spaces
             end = length
         part = text[:end].rstrip(BLANKS)
-        ids = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
+        if isinstance(tokenizer, Tokenizer):
+            ids = plain_tokenizer(tokenizer).encode(part, add_special_tokens=False).ids
+        else:
+            ids = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) > 2 * max_tokens:
             return part
         length *= 2  # of blanks, of words that are one token, or without white space

@@ -50,7 +50,8 @@ class OnnxModel:
         folder: The exported folder.
         dtype: "fp32" or "int8"; ONNX Runtime also has "fp16", OpenVINO "bf16".
         runtime: "onnxruntime" or "openvino".
-        num_threads: Number of threads that compute one batch. Default: one for each core.
+        num_threads: Number of threads that compute one batch. Default: one for each core; one, if OpenVINO is shared.
+        is_shared: Whether batches of several threads are computed at the same time.
 
     Raises:
         ValueError: The runtime has no such dtype, or a file is damaged.
@@ -59,7 +60,12 @@ class OnnxModel:
     """
 
     def __init__(
-        self, folder: str | Path, dtype: str = "fp32", runtime: str = "onnxruntime", num_threads: int | None = None
+        self,
+        folder: str | Path,
+        dtype: str = "fp32",
+        runtime: str = "onnxruntime",
+        num_threads: int | None = None,
+        is_shared: bool = False,
     ):
         if dtype not in FILES.get(runtime, {}):
             choices = "; ".join(f"{name} has {', '.join(files)}" for name, files in FILES.items())
@@ -78,7 +84,7 @@ class OnnxModel:
         self.default_prompt_name: str | None = settings.get("default_prompt_name")
         self.tokenizer = self._open_tokenizer()
         check_vocabulary(self.tokenizer.get_vocab(), 0, self.folder, self.config.get("vocab_size"))
-        self.output_names, self._run = open_graph(self.folder / graph, dtype, num_threads)
+        self.output_names, self._run = open_graph(self.folder / graph, dtype, num_threads, is_shared)
 
     def _open_tokenizer(self) -> Tokenizer:
         """Return the tokenizer, which cuts and pads as the settings of the folder say."""
@@ -439,13 +445,16 @@ def _reading(file: Path) -> Iterator[None]:
         raise ValueError(f"{file} cannot be read ({' '.join(str(error).split())}); export the model again") from error
 
 
-def open_graph(file: Path, dtype: str = "fp32", num_threads: int | None = None) -> tuple[list[str], Run]:
+def open_graph(
+    file: Path, dtype: str = "fp32", num_threads: int | None = None, is_shared: bool = False
+) -> tuple[list[str], Run]:
     """Open a file of ONNX Runtime (`.onnx`) or OpenVINO (`.xml`) on the CPU.
 
     Args:
         file: The file.
         dtype: "bf16" lets OpenVINO compute in bfloat16; otherwise the numbers of the file decide.
         num_threads: As for `OnnxModel`.
+        is_shared: The same.
 
     Returns:
         The names of the outputs, and a function from inputs to outputs by name. Several threads may call it at the same time.
@@ -460,14 +469,16 @@ def open_graph(file: Path, dtype: str = "fp32", num_threads: int | None = None) 
 
             settings = onnxruntime.SessionOptions()
             settings.intra_op_num_threads = num_threads or 0
+            if is_shared:  # a thread that spins takes the time of another batch
+                settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
             session = onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
             names = [output.name for output in session.get_outputs()]
             return names, lambda inputs: dict(zip(names, session.run(None, inputs)))
         import openvino
 
         options: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "bf16" if dtype == "bf16" else "f32"}
-        if num_threads:
-            options["INFERENCE_NUM_THREADS"] = num_threads
+        if num_threads or is_shared:
+            options["INFERENCE_NUM_THREADS"] = num_threads or 1
         compiled = openvino.Core().compile_model(file, "CPU", options)
     names = [output.get_any_name() for output in compiled.outputs]
 

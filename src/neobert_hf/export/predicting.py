@@ -101,11 +101,11 @@ def _columns(predictor: Predictor, inputs: list, separator: str | None, truncati
     if saved.kind == "tags":
         return predictor.tags(*inputs)
     if saved.kind == "spans":
-        return predictor.answers(*inputs)
-    fact, _ = predictor.count_tokens(inputs[0], truncation)
+        return predictor.answers(list(zip(*inputs)))
+    texts, fact, _ = predictor.prepare(inputs[0], truncation)
     if fact:
         say(f"{fact}; split long texts")
-    logits = predictor.logits(inputs[0])
+    logits = predictor.logits(texts)
     if saved.kind == "score":
         return label_columns(scores_of(logits, saved.score_type), saved.labels, "regression")
     return label_columns(logits, saved.labels, saved.score_type, separator)

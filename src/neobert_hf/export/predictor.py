@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Lock
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..checkpoints.saved_model import SavedModel
-from ..data.lengths import Truncation, fact_of_truncated, plain_tokenizer
+from ..data.lengths import Truncation, beginning, fact_of_truncated, plain_tokenizer
 from ..finetuning.scores import scores_of
 from .onnx_model import OnnxModel, Text, with_prompt
 
@@ -32,11 +33,10 @@ class Predictor:
         logits_of_batch: Returns the (N, C) logits of a batch of N texts or pairs of texts.
         entities: Returns the entities of texts of any length, as of `EntityFinder`.
         tags: Returns the tags of rows of words, as of `tag_columns`.
-        answers: Returns the answer to each question in the text beside it, as of `best_answers`.
-        tokenizer: Counts the tokens of a text; None if the model reads texts of any length.
+        answers: Returns the answer to each pair of a question and a text, as of `best_answers`.
+        tokenizer: Tokenizer of the model; None if it reads texts of any length.
         max_length: Number of tokens that the model reads.
         prompt: What the model puts before each text, or before the first text of a pair.
-        lock: To hold while the model computes, if it computes one request after another.
     """
 
     saved: SavedModel
@@ -45,14 +45,13 @@ class Predictor:
     entities: Any = None
     tags: Any = None
     answers: Any = None
-    tokenizer: Tokenizer | None = None
+    tokenizer: Any = None
     max_length: int = sys.maxsize
     prompt: str = ""
-    lock: Any = field(default_factory=nullcontext)
 
-    def __post_init__(self):
-        if self.tokenizer:
-            self.tokenizer = plain_tokenizer(self.tokenizer)  # the model's own one truncates and pads
+    @cached_property
+    def _plain(self) -> Tokenizer:
+        return plain_tokenizer(self.tokenizer)  # the model's own one truncates and pads
 
     def logits(self, inputs: Sequence[Text]) -> np.ndarray:
         """Return the (N, C) logits of N texts or pairs of texts; those of similar length share a batch."""
@@ -74,13 +73,63 @@ class Predictor:
             found.append(sorted(labels, key=lambda label: -label["score"]))
         return found
 
-    def count_tokens(self, inputs: Sequence[Text], truncation: Truncation) -> tuple[str, int]:
-        """Return what `fact_of_truncated` says of texts or pairs, and the number of tokens that the model reads."""
+    def prepare(self, inputs: Sequence[Text], truncation: Truncation) -> tuple[Sequence[Text], str, int]:
+        """Return texts or pairs for the model, what `fact_of_truncated` says of them, and the number of tokens that it reads.
+
+        Of a text far beyond what the model reads, only the part that `beginning` returns is counted, and returned.
+        """
         if not self.tokenizer:
-            return "", 0
-        lengths = list(map(len, self.tokenizer.encode_batch([with_prompt(self.prompt, each) for each in inputs])))
+            return inputs, "", 0
+        inputs = [self._beginning(each) for each in inputs]
+        lengths = list(map(len, self._plain.encode_batch([with_prompt(self.prompt, each) for each in inputs])))
         lost = [max(length - self.max_length, 0) for length in lengths]
-        return fact_of_truncated(lost, len(lengths), self.max_length, truncation), sum(lengths) - sum(lost)
+        fact = fact_of_truncated(lost, len(lengths), self.max_length, truncation)
+        return inputs, fact, sum(lengths) - sum(lost)
+
+    def _beginning(self, each: Text) -> Text:
+        if isinstance(each, str):
+            return beginning(each, self.tokenizer, self.max_length)
+        first, second = (beginning(text, self.tokenizer, self.max_length) for text in each)
+        return first, second
+
+
+class Together:
+    """A function of a list whose calls by several threads are computed together, because a model is faster on a batch.
+
+    The thread that begins computes what all others wait for, so nobody waits for a batch to fill.
+
+    Args:
+        run: Returns a list or an array with a result for each element of a list.
+    """
+
+    def __init__(self, run: Callable[[list], Any]):
+        self.run = run
+        self.lock = Lock()
+        self.waiting: SimpleQueue[tuple[Sequence, Future]] = SimpleQueue()
+
+    def __call__(self, inputs: Sequence) -> Any:
+        """Return `run(inputs)`."""
+        future: Future = Future()
+        self.waiting.put((inputs, future))
+        with self.lock:
+            if not future.done():
+                self._compute([self.waiting.get() for _ in range(self.waiting.qsize())])
+        return future.result()
+
+    def _compute(self, calls: Sequence[tuple[Sequence, Future]]) -> None:
+        try:
+            found = self.run([each for inputs, _ in calls for each in inputs])
+        except Exception as error:
+            if len(calls) == 1:
+                calls[0][1].set_exception(error)
+                return
+            for call in calls:  # only one of them may be at fault
+                self._compute([call])
+            return
+        end = 0
+        for inputs, future in calls:
+            start, end = end, end + len(inputs)
+            future.set_result(found[start:end])
 
 
 def open_folder(
@@ -97,7 +146,7 @@ def open_folder(
         dtype: Of an exported folder, as of `OnnxModel`.
         runtime: The same. Default: the first one whose files it has.
         num_threads: Threads that compute a batch. Default: all.
-        is_shared: Whether several threads use the model, each of which computes a batch of an exported model alone.
+        is_shared: Whether several threads use the model at the same time.
 
     Raises:
         ValueError: It is no folder, an option is not for it, or as of `SavedModel.check` and `OnnxModel`.
@@ -115,7 +164,7 @@ def open_folder(
         raise ValueError(f"{folder} holds a {name}; give the folder of {kinds}")
     if saved.graph:
         runtime = runtime or ("onnxruntime" if (folder / "onnx").is_dir() else "openvino")
-        return _of_export(OnnxModel(folder, dtype or "fp32", runtime, num_threads or (1 if is_shared else None)))
+        return _of_export(OnnxModel(folder, dtype or "fp32", runtime, num_threads, is_shared))
     if dtype or runtime:
         raise ValueError(f"{folder} is not exported, and --dtype and --runtime are for exported folders; omit them")
     from transformers.utils.logging import disable_progress_bar
@@ -131,7 +180,10 @@ def open_folder(
 
         torch.set_num_threads(num_threads)
     predictor = _of_modules(saved) if saved.library else _of_head(saved)
-    predictor.lock = Lock()
+    if is_shared:  # torch computes one batch at a time
+        for name in ("vectors", "logits", "entities", "answers"):
+            if run := getattr(predictor, name):
+                setattr(predictor, name, Together(run))
     return predictor
 
 
@@ -140,7 +192,7 @@ def _of_export(model: OnnxModel) -> Predictor:
     if model.saved.kind == "tags":
         return Predictor(model.saved, entities=model.predict, tags=model.tag_words)
     if model.saved.kind == "spans":
-        return Predictor(model.saved, answers=lambda *columns: list(map(model.answer, *columns)))
+        return Predictor(model.saved, answers=lambda pairs: [model.answer(*pair) for pair in pairs])
     predictor = Predictor(model.saved, tokenizer=model.tokenizer, max_length=model.max_length)
     predictor.prompt = model.prompts.get(model.default_prompt_name or "", "")
     predictor.vectors = partial(model.encode, normalize_embeddings=True, truncation="off")
@@ -166,7 +218,7 @@ def _of_modules(saved: SavedModel) -> Predictor:
         model = open_embedding_model(saved.source)
     predictor = Predictor(
         saved,
-        tokenizer=model.tokenizer.backend_tokenizer,
+        tokenizer=model.tokenizer,
         max_length=longest_input(model) or sys.maxsize,
         prompt=prompt_of(model),
     )
@@ -189,7 +241,8 @@ def _of_head(saved: SavedModel) -> Predictor:
     from ..finetuning import Classifier, QuestionAnswerer, Tagger
 
     if saved.kind == "spans":
-        return Predictor(saved, answers=QuestionAnswerer(saved.source, verbose=False).predict)
+        answerer = QuestionAnswerer(saved.source, verbose=False)
+        return Predictor(saved, answers=lambda pairs: answerer.predict(*zip(*pairs)))
     if saved.kind == "tags":
         tagger = Tagger(saved.source, verbose=False)
 
@@ -209,4 +262,4 @@ def _of_head(saved: SavedModel) -> Predictor:
         )
         return model(**batch.to(model.device)).logits.float().cpu().numpy()
 
-    return Predictor(saved, logits_of_batch=logits, tokenizer=tokenizer.backend_tokenizer, max_length=longest)
+    return Predictor(saved, logits_of_batch=logits, tokenizer=tokenizer, max_length=longest)

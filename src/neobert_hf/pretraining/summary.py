@@ -21,7 +21,7 @@ HELD_OUT_METRICS = ("eval_loss", "eval_perplexity", "eval_masked_accuracy")
 
 
 def write_summary(trainer: Trainer, run: dict, held_out: dict, record: dict) -> dict:
-    """Write `training_summary.json`, the curves, `recipe.yaml`, and `training.json` for the model card; return the summary."""
+    """Write `training_summary.json`, `recipe.yaml`, and `training.json` for the model card; return the summary."""
     training, state = trainer.args, trainer.state
     folder = Path(training.output_dir)
     machine = environment()
@@ -48,7 +48,6 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict, record: dict) -> 
     with writing(folder / RECIPE) as file:
         file.write(as_yaml(record).encode())
     write_json(folder / SUMMARY, summary)
-    plot_curves(state.log_history, folder / "training_curves.png")
     _write_record(training, summary, record)
     return summary
 
@@ -101,32 +100,3 @@ def _public(value):
 def as_yaml(record: dict) -> str:
     """Return a record as the content of `recipe.yaml`."""
     return yaml.safe_dump(record, sort_keys=False)
-
-
-def plot_curves(log: list[dict], file: Path) -> None:
-    """Plot loss, masked accuracy, learning rate and gradient norm against the number of real tokens seen."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    panels = {
-        "loss per masked token": ("loss", "eval_loss"),
-        "masked accuracy": ("masked_accuracy", "eval_masked_accuracy"),
-        "learning rate": ("learning_rate",),
-        "gradient norm": ("grad_norm",),
-    }
-    tokens_at = {entry["step"]: entry["num_tokens"] for entry in log if "num_tokens" in entry}
-    figure = Figure(figsize=(10, 6), layout="constrained")
-    for axes, (title, names) in zip(figure.subplots(2, 2).flat, panels.items()):
-        for name in names:
-            entries = [entry for entry in log if name in entry and entry["step"] in tokens_at]
-            x = [tokens_at[entry["step"]] for entry in entries]
-            y = [entry[name] for entry in entries]
-            label = "held out" if name.startswith("eval") else "training"
-            marker = "." if len(entries) < 20 else None
-            axes.plot(x, y, label=label, marker=marker)
-        axes.set(title=title, xlabel="real tokens seen")
-        axes.xaxis.set(major_locator=MaxNLocator(6), major_formatter=EngFormatter())
-        axes.grid(alpha=0.3)
-        if len(names) > 1:
-            axes.legend()
-    figure.savefig(file, dpi=120)

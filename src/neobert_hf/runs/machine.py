@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from ..files.messages import say
 from ..model.machine_neobert import has_amx, has_bf16_instructions
 
 
@@ -22,18 +21,6 @@ def limit_threads() -> None:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(torch.get_num_threads(), cpu_count()))
-
-
-def say_load() -> None:
-    """Say that other programs use the cores, if more threads wait for them than there are."""
-    from joblib import cpu_count
-
-    cores = cpu_count()
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0  # Windows has none
-    if load > cores and "OMP_NUM_THREADS" not in os.environ:
-        say(
-            f"other programs use this machine (load {load:.0f}, {cores} cores); fewer threads may be faster: OMP_NUM_THREADS=1"
-        )
 
 
 def environment() -> dict:

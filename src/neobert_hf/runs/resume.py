@@ -17,7 +17,6 @@ from ..files.messages import differences, first_of, say
 from ..files.output import RECORD, check_folder, only_writer, write_json
 from .allocator import tune_allocator
 from .arguments import ResumeArguments
-from .machine import say_load
 from .manifests import MANIFEST, STATE, UNFINISHED, check_checkpoint, numbered_checkpoints, step_of
 from .signals import SaveOnTerminate
 
@@ -205,10 +204,8 @@ def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: Re
         ValueError: A checkpoint is damaged or belongs to another run.
     """
     exactly = not training.resume_inexactly
-    if training.device.type == "cpu":
-        say_load()
-        if platform.libc_ver()[0] == "glibc":
-            tune_allocator()
+    if training.device.type == "cpu" and platform.libc_ver()[0] == "glibc":
+        tune_allocator()
     checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
     begun_at = checkpoint and read_json_object(checkpoint / STATE)["global_step"]
     if checkpoint:

@@ -3,7 +3,6 @@
 import json
 import pickle
 import re
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -352,16 +351,6 @@ def test_training_lowers_the_loss_and_the_second_stage_starts_from_the_first(com
         assert torch.equal(dict(model.named_parameters())[name], parameter)
     assert model.prompts == {"query": "search_query: ", "document": "search_document: "}
     assert fit_context(model, DOCUMENTS).shape == (4, 32)
-
-
-@pytest.mark.slow
-def test_an_interrupted_training_resumes_exactly(command, tmp_path):
-    changes = dict(context_size=3, context_dropout=0.3)  # the context is a random sample of the batch
-    run_main(train_contextual, *command(tmp_path / "whole", **changes))
-    expected = losses_of(tmp_path / "whole")
-    shutil.rmtree(tmp_path / "whole" / "checkpoint-6")
-    run_main(train_contextual, *command(tmp_path / "whole", **changes), "--resume_from_checkpoint", "last")
-    assert losses_of(tmp_path / "whole") == expected
 
 
 @pytest.mark.slow
