@@ -286,6 +286,18 @@ def runtimes(result: dict) -> str:
     return f"{table}\n\n{note}.{unstable} {spread(result)[:-1]}{versions}."
 
 
+def serving(result: dict) -> str:
+    """Requests a second of each server, and in brackets the milliseconds within which half and 99 % of the answers came."""
+    cells = {(row["model"], row["tokens"], row["clients"], row["server"]): row for row in result["rows"]}
+    servers = list(dict.fromkeys(row["server"] for row in result["rows"]))
+    rows = []
+    for case in dict.fromkeys(key[:-1] for key in cells):
+        found = [cells[(*case, server)] for server in servers]
+        shown = [f"{row['requests_per_s']:,.3g} ({row['p50_ms']:,.0f}, {row['p99_ms']:,.0f})" for row in found]
+        rows.append([*map(str, case), *shown])
+    return f"{grid(rows, ['model', 'tokens', 'clients', *servers])}\n\n{spread(result)}"
+
+
 def roofline(result: dict) -> str:
     """Expected tokens/s of each card, and the model of roofline.py beside the measured H200."""
     lengths = lengths_of(result)
@@ -344,6 +356,7 @@ SPECIAL = (
     rehearsal,
     roofline,
     runtimes,
+    serving,
     versions,
 )
 # other results are a list of rows

@@ -94,7 +94,7 @@ def running(command: list[str], route: str) -> Iterator[Callable[[str], list[flo
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     process = subprocess.Popen([*map(str, command), str(port)], stdout=subprocess.DEVNULL)
-    client = httpx.Client(timeout=600, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None))
+    client = httpx.Client(timeout=600, limits=httpx.Limits(keepalive_expiry=2))
 
     def ask(text: str) -> list[float]:
         answer = client.post(f"http://127.0.0.1:{port}{route}", json={"input": text, "model": "saved"})

@@ -15,7 +15,7 @@ from neobert_hf.pretraining.training import pretrain
 SMALL = "hidden_size=64,num_hidden_layers=2,num_attention_heads=2,intermediate_size=96"
 SIZES = dict(max_length=32, row_tokens=64, max_steps=12, warmup_steps=2, learning_rate=3e-3, logging_steps=1)
 RECIPES_OF_PAPER = Path(__file__).parents[1] / "examples/paper/recipes"
-QUIET = dict(use_cpu=True, report_to="none", disable_tqdm=True)
+QUIET = dict(use_cpu=True, bf16=False, report_to="none", disable_tqdm=True)
 # Processes are forks of one that has imported the package, since the imports take most of the time of a short run.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["neobert_hf.pretraining.training"])

@@ -488,6 +488,7 @@ def main() -> None:
         try:
             run_command(f"neobert {command}", run, extra="embed" if command in EMBEDDING else "")
         finally:
+            gc.enable()
             gc.freeze()  # what is left at the exit is not visited again, which takes seconds after an import of transformers
 
 

@@ -250,7 +250,8 @@ def test_a_long_text_is_an_error_unless_it_is_allowed(client_of, folders, tokeni
 
 
 @saved_and_exported
-def test_a_server_refuses_at_once_what_would_take_too_long(folders, is_exported):
+def test_a_server_refuses_at_once_what_would_take_too_long(client_of, folders, is_exported):
+    client_of("softmax", is_exported)  # which exports it
     server = serve.Server(serve.open_folder(folders / f"{'exported ' * is_exported}softmax"))
     post = TestClient(serve.make_app(server)).post
     answer = post("/predict", json={"inputs": "sea " * 400_000})

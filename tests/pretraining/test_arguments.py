@@ -56,7 +56,6 @@ def test_rows_that_would_count_twice_in_an_evaluation_by_several_processes_are_r
 def test_bf16_follows_the_machine_unless_the_user_chooses(tmp_path, monkeypatch, has_instructions):
     monkeypatch.setenv("NEOBERT_CPU_BF16", str(int(has_instructions)))
     options = dict(output_dir=str(tmp_path), use_cpu=True)
-    assert FineTuningArguments(**options).bf16 is PretrainingArguments(**options, bf16=None).bf16 is has_instructions
+    assert FineTuningArguments(**options).bf16 is PretrainingArguments(**options).bf16 is has_instructions
     assert FineTuningArguments(str(tmp_path), bf16=True).use_cpu is not torch.accelerator.is_available()
     assert not FineTuningArguments(**options, bf16=False).bf16
-    assert not PretrainingArguments(**options).bf16

@@ -28,7 +28,7 @@ def common(corpus):
         tokenizer_name=str(corpus / "tokenizer"),
         config_overrides=SMALL,
         **dict(max_length=32, row_tokens=64, tokens_per_step=256, max_steps=8, warmup_steps=2, learning_rate=3e-3),
-        **dict(logging_steps=2, use_cpu=True, disable_tqdm=True, num_processes=1),
+        **dict(logging_steps=2, use_cpu=True, bf16=False, disable_tqdm=True, num_processes=1),
     )
 
 

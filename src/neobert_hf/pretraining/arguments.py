@@ -95,7 +95,6 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
     per_device_train_batch_size: int = option("Rows in a training batch of a device.", 1)
     per_device_eval_batch_size: int = option("Rows in an evaluation batch of a device.", 1)
     logging_steps: float = option("Optimizer steps between two log entries.", 10)
-    bf16: bool | None = option("Products in bf16; weights are float32.", False)
     report_to: str = option("tensorboard, wandb, ... or none.", "tensorboard")
     remove_unused_columns: bool = False  # a column of the rows holds the seed of their masks
     prediction_loss_only: bool = True  # the trainer counts correct tokens itself
