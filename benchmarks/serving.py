@@ -33,7 +33,8 @@ import uvicorn
 from fastapi import FastAPI
 from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer(sys.argv[1], trust_remote_code=True)
+_, folder, port = sys.argv
+model = SentenceTransformer(folder, trust_remote_code=True)
 app = FastAPI()
 
 
@@ -42,7 +43,7 @@ def embed(request: dict):
     return {"data": [{"embedding": vector.tolist()} for vector in model.encode([request["input"]])]}
 
 
-uvicorn.run(app, port=int(sys.argv[2]), log_level="warning")
+uvicorn.run(app, port=int(port), log_level="warning")
 """
 SECONDS, MOST_REQUESTS = 3, 320  # of a cell, by the time of one request
 
@@ -52,8 +53,11 @@ def write_model(name: str, num_layers: int, folder: Path) -> None:
     source = MINI_MODEL_PATH
     if name != "mini":
         source = str(folder / "encoder")
-        NeoBERT(neobert_config(4096, num_layers)).save_pretrained(source)
-        AutoTokenizer.from_pretrained(MINI_MODEL_PATH).save_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(MINI_MODEL_PATH)
+        tokenizer.save_pretrained(source)
+        config = neobert_config(4096, num_layers)
+        config.vocab_size = len(tokenizer)
+        NeoBERT(config).save_pretrained(source)
     model = sentence_transformer(source)
     model.max_seq_length = 512
     model.save_pretrained(str(folder / "saved"))

@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import random
-import re
 import shutil
 import signal
 
@@ -90,7 +89,7 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint_with_the_same_rows_an
     (out / "checkpoint-7").mkdir(parents=True)  # a save that was interrupted
     with pytest.raises(SystemExit, match=r"out holds no complete checkpoint; .*start without resume_from_checkpoint"):
         run_main(finetune_classifier, *arguments, "last")
-    assert re.search(r"\nremoved checkpoint-\d+: the model is saved;", run_main(finetune_classifier, *arguments[:-1]))
+    assert "trained on 40 rows" in run_main(finetune_classifier, *arguments[:-1])
     with pytest.raises(
         SystemExit, match="out holds this training, which is finished; predict with it as model_name_or"
     ):
