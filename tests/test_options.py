@@ -6,6 +6,7 @@ PYTHONPATH=.:hub_upload:examples python tests/test_options.py writes the file ag
 import argparse
 import importlib
 import json
+import re
 import sys
 from dataclasses import fields, is_dataclass
 from inspect import get_annotations
@@ -105,4 +106,5 @@ def test_no_command_is_gone():
 
 if __name__ == "__main__":
     sys.path[:0] = {str(script.parent) for script in SCRIPTS}
-    FILE.write_text(json.dumps({command: options(command) for command in COMMANDS}, indent=1) + "\n", "utf-8")
+    text = json.dumps({command: options(command) for command in COMMANDS}, indent=1)
+    FILE.write_text(re.sub(r"\{\n[^{}]*\}", lambda inner: re.sub(r"\n *", " ", inner[0]), text) + "\n", "utf-8")
