@@ -383,7 +383,7 @@ def test_a_folder_that_cannot_run_is_refused_in_one_line(exported_mini, tmp_path
 def test_the_package_runs_an_exported_folder_where_torch_and_transformers_are_not_installed(exported_mini):
     script = f"""
 import sys
-sys.modules.update(torch=None, transformers=None)
+sys.modules.update(torch=None, transformers=None, pyarrow=None, yaml=None, jinja2=None)
 import neobert_hf
 from neobert_hf.export import OnnxModel
 print(neobert_hf.__version__, OnnxModel({str(exported_mini)!r}).encode("Open a file.")[:3].tolist())

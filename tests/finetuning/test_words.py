@@ -12,7 +12,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 from seqeval.scheme import Entities
 
 from neobert_hf.finetuning import TaggedWordArguments, read_tagged_words
-from neobert_hf.finetuning.words import SCHEMES, from_iob2, to_iob2
+from neobert_hf.finetuning.schemes import SCHEMES, from_iob2, to_iob2
 
 ADA = {"words": ["Ada", "codes"], "tags": ["PERSON", "O"]}
 

@@ -15,5 +15,5 @@ for package in "$folder"/packages/*.deb; do dpkg -x "$package" "$folder/root"; d
     --platform manylinux2014_aarch64 --python-version 311 --only-binary=:all: \
     torch==2.8.0 transformers==5.23.0 tokenizers==0.23.3 safetensors==0.8.0 huggingface_hub==2.4.0 onnxruntime==1.23.2 \
     numpy argcomplete filelock flatbuffers fsspec hf-xet httpcore2 httpx2 idna anyio sniffio h11 certifi truststore jinja2 markupsafe \
-    mpmath networkx packaging protobuf pyyaml regex sympy tqdm typer click typing-extensions
+    mpmath networkx packaging protobuf pyarrow pyyaml regex sympy tqdm typer click typing-extensions
 touch "$folder/installed"

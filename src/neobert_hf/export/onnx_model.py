@@ -469,6 +469,8 @@ def open_graph(
 
             settings = onnxruntime.SessionOptions()
             settings.intra_op_num_threads = num_threads or 0
+            # Files of earlier versions have signed weights, whose products saturate on a processor without VNNI.
+            settings.add_session_config_entry("session.x64quantprecision", "1")
             if is_shared:  # a thread that spins takes the time of another batch
                 settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
             session = onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .words import from_iob2
+from .schemes import from_iob2
 
 
 def sigmoid(logits: Any) -> np.ndarray:

@@ -35,10 +35,11 @@ from .findings import Scores
 from .job import TRAINING, Job
 from .plan import SMALL, Plan
 from .rows import check_known, given_names
+from .schemes import from_iob2, iob2_names, is_iob, tag_scheme, to_iob2
 from .scores import softmax, tag_columns
 from .summary import say_worst, write_report
 from .tags import MARKS, division_of, kinds_of, own_pieces
-from .words import checked_tags, checked_words, from_iob2, iob2_names, is_iob, tag_names, tag_scheme, to_iob2
+from .words import checked_tags, checked_words, tag_names
 
 Words = Sequence[list[str]]  # or their tags, of each row
 

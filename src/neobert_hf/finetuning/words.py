@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
@@ -25,7 +25,7 @@ from .rows import (
     read_splits,
     settle,
 )
-from .tags import kinds_of
+from .schemes import iob2_names, iob2_tag, is_iob, tag_scheme, to_iob2
 
 if TYPE_CHECKING:
     from .arguments import TaggedWordArguments
@@ -33,14 +33,6 @@ if TYPE_CHECKING:
 CONLL_SUFFIXES = (".conll", ".txt", ".iob", ".bio", ".tsv")
 WORD_COLUMNS = ("words", "tokens")
 TAG_COLUMNS = ("tags", "ner_tags")
-# Letters of the last word of an entity and of an entity of one word, by the name of the scheme in seqeval
-SCHEMES = {"IOBES": ("E", "S"), "BILOU": ("L", "U")}
-IOB2 = {"E": "I", "L": "I", "S": "B", "U": "B"}
-
-
-def is_iob(names: Iterable[str]) -> bool:
-    """Return whether all tags are O, or begin with B- or I-: the first word of an entity, and its other words."""
-    return all(name == "O" or name.startswith(("B-", "I-")) for name in names)
 
 
 def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Any = None) -> LabelledRows:
@@ -125,59 +117,6 @@ def checked_tags(words: Sequence[str], tags: Any) -> list[str]:
     return [label_text(tag) for tag in tags]
 
 
-def tag_scheme(tags: Iterable[str]) -> str | None:
-    """Return the scheme of tags that mark last words and single words, IOBES or BILOU; None for tags of another kind."""
-    kinds = set(tags)
-    entities = kinds - {"O"}
-    if entities == kinds or is_iob(kinds) or not all(re.match("[BIELSU]-.", tag) for tag in entities):
-        return None
-    return "BILOU" if any(tag[0] in "LU" for tag in entities) else "IOBES"
-
-
-def to_iob2(rows: Iterable[Sequence[str]], names: Iterable[str]) -> list[list[str]]:
-    """Return rows with tags of a model: E- or L- becomes I-, and S- or U- becomes B-, unless the model knows the tag itself.
-
-    Args:
-        rows: Tags of each row.
-        names: Tags of the model.
-    """
-    known = set(names)
-
-    def of_model(tag: str) -> str:
-        other = _iob2_tag(tag)
-        if tag not in known and other in known:
-            return other
-        return tag
-
-    return [list(map(of_model, row)) for row in rows]
-
-
-def _iob2_tag(tag: str) -> str:
-    return IOB2.get(tag[0], tag[0]) + tag[1:]
-
-
-def from_iob2(rows: Iterable[Sequence[str]], scheme: str) -> list[list[str]]:
-    """Return rows of B-, I- and O in a scheme that marks last words and single words; the entities stay the same.
-
-    Args:
-        rows: Tags of each row.
-        scheme: IOBES or BILOU.
-    """
-    last, single = SCHEMES[scheme]
-    letters = {(True, True): single, (True, False): "B", (False, True): last, (False, False): "I"}
-    found = []
-    for row in rows:
-        is_first = [is_first for _, is_first in kinds_of(row)]
-        is_last = [*is_first[1:], True]
-        tags = []
-        for tag, ends in zip(row, zip(is_first, is_last)):
-            if tag != "O":
-                tag = letters[ends] + tag[1:]
-            tags.append(tag)
-        found.append(tags)
-    return found
-
-
 def tag_names(tags: Sequence[str], names: Sequence[str] | None = None) -> list[str]:
     """Return the tags of a model: those given, or the different tags, as `iob2_names`; a kind with B- has I- too.
 
@@ -185,19 +124,12 @@ def tag_names(tags: Sequence[str], names: Sequence[str] | None = None) -> list[s
         ValueError: As of `class_names`.
     """
     if tag_scheme(names or tags):
-        tags = list(map(_iob2_tag, tags))
+        tags = list(map(iob2_tag, tags))
     names = class_names(tags, iob2_names(names or ()), "give tags (tag_column)")
     if is_iob(names):
         inside = [f"I-{name[2:]}" for name in names if name.startswith("B-")]
         names = list(dict.fromkeys(names + inside))
     return names
-
-
-def iob2_names(names: Sequence[str]) -> list[str]:
-    """Return names of tags, once each: as B- and I- if `tag_scheme` knows them, because pipelines know no other letters."""
-    if tag_scheme(names):
-        names = list(map(_iob2_tag, names))
-    return list(dict.fromkeys(names))
 
 
 def _rows(file: str, arguments: TaggedWordArguments, names: tuple[str, str]) -> Iterator[Row]:
