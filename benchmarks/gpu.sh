@@ -43,6 +43,7 @@ fast_path() { # STEP LIMIT
 stage tests 120 -m pytest -q -m gpu tests/test_gpu.py
 fast_path replays 60
 fast_path profile 30
+fast_path levers 90
 stage throughput 130 "${speed[@]}" --models ours ours-prepacked published bert-base modernbert-base \
     --lengths 16 512 1024 2048 4096 8192 --json "$RESULTS/throughput_$dtype.json"
 fast_path speed 100

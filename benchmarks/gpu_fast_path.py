@@ -11,12 +11,20 @@ Steps:
 - `speed`: rows of 512 and 4,096 tokens, a text of 16 and a ragged batch, as loaded and copied, A B A B; at 512 also compiled as a
   whole.
 - `autotuned`: the copy at 512 tokens with regions that are compiled with "max-autotune-no-cudagraphs", A B A B.
+- `levers`: the copy at 512 tokens with torch_varlen, A B A B with what may be faster: additions outside of the products
+  (`add_outside`), one kernel for the rotation (`rotate_at_once`), both, SwiGLU in the product by quack (`gate_in_product`, pip
+  install quack-kernels), and each with FlashAttention 3, if it is installed. A row that lacks its package is named and left out.
 """
 
+import sys
 import time
+from contextlib import ExitStack
+from functools import partial
+from importlib.util import find_spec
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from harness import (
     DTYPES,
     build,
@@ -35,6 +43,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from neobert_hf import inference_copy
 from neobert_hf.model import gpu_neobert
+from neobert_hf.model.backends_neobert import BACKENDS
+from neobert_hf.model.machine_neobert import widen
 
 
 def make_batch(lengths: list[int], device: str, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -103,6 +113,91 @@ def autotuned(models, arguments) -> list[dict]:
     return compare("autotuned", contenders, "rows of 512", full_batch(512, arguments), arguments)
 
 
+def rotate_at_once(block, x_TD, table):
+    """`gpu_neobert.project`, whose queries, keys and values one pointwise kernel can write: values are rotated by no angle."""
+    qkv_TD = F.linear(gpu_neobert._normalize(x_TD, block.attention_norm), block.qkv.weight)
+    pairs_TH3C2 = qkv_TD.unflatten(-1, (-1, 3, block.head_dim // 2, 2)).to(table.dtype)
+    cos, sin = table[:, None, None, :, :, None].unbind(-2)
+    signs = 2 * torch.arange(2, device=table.device) - 1
+    turned = pairs_TH3C2 * cos + pairs_TH3C2.flip(-1) * (sin * signs)
+    is_value = (torch.arange(3, device=table.device) == 2)[:, None, None]
+    parts_3THK = torch.where(is_value, pairs_TH3C2, turned).to(qkv_TD.dtype).flatten(-2).movedim(2, 0).contiguous()
+    return tuple(parts_3THK.unbind(0))
+
+
+def add_wide(x_TD, product_TD):
+    """A residual addition that the compiler does not move into the product, for which it would copy `x_TD`."""
+    return (widen(x_TD) + widen(product_TD)).to(x_TD.dtype)
+
+
+def add_outside(block, x_TD, out_THK):
+    """`gpu_neobert.finish`, whose residual additions are pointwise kernels."""
+    x_TD = add_wide(x_TD, F.linear(out_THK.flatten(1), block.wo.weight))
+    gate_TF, up_TF = F.linear(gpu_neobert._normalize(x_TD, block.ffn_norm), block.ffn.w12.weight).chunk(2, dim=-1)
+    return add_wide(x_TD, F.linear(F.silu(gate_TF) * up_TF, block.ffn.w3.weight))
+
+
+def add_and_normalize(block, x_TD, out_THK):
+    """The part of `add_outside` before the gate."""
+    x_TD = add_wide(x_TD, F.linear(out_THK.flatten(1), block.wo.weight))
+    return x_TD, gpu_neobert._normalize(x_TD, block.ffn_norm)
+
+
+def add_gated(block, x_TD, hidden_TF):
+    """The part of `add_outside` after the gate."""
+    return add_wide(x_TD, F.linear(hidden_TF, block.ffn.w3.weight))
+
+
+def gate_in_product(before, after, gemm_gated, block, x_TD, out_THK):
+    """`add_outside`, whose gate is computed where the product w12 ends; `gemm_gated` of quack is not compiled."""
+    x_TD, normed_TD = before(block, x_TD, out_THK)
+    options = {"activation": "swiglu", "store_preact": False, "concat_layout": ("B",)}
+    _, hidden_TF = gemm_gated(normed_TD, block.ffn.w12.weight.T, **options)
+    return after(block, x_TD, hidden_TF)
+
+
+def contenders_of_levers(copied):
+    """The regions and the attention of each row, by its name."""
+    compiled = partial(torch.compile, dynamic=True)
+    project, finish = gpu_neobert.compiled_regions()
+    project_once, finish_outside = compiled(rotate_at_once), compiled(add_outside)
+    found = {
+        "ours-prepacked": (project, finish),
+        "additions outside": (project, finish_outside),
+        "rotation at once": (project_once, finish),
+        "both": (project_once, finish_outside),
+    }
+    if find_spec("quack"):
+        from quack.gemm_interface import gemm_gated
+
+        gated = partial(gate_in_product, compiled(add_and_normalize), compiled(add_gated), gemm_gated)
+        found["both, gate in product"] = (project_once, gated)
+    else:
+        print("gate in product: left out, pip install quack-kernels", file=sys.stderr)
+    found = {name: (regions, "torch_varlen") for name, regions in found.items()}
+    flash = BACKENDS["flash_attention_3"]
+    if flash.is_installed():
+        found |= {f"{name}, FlashAttention 3": (found[name][0], "flash_attention_3") for name in list(found)}
+    else:
+        print(f"FlashAttention 3: left out, {flash.remedy}", file=sys.stderr)
+    return found
+
+
+def levers(models, arguments) -> list[dict]:
+    """The copy as it is, and with what may be faster, each alone and together."""
+    copied = models["ours-prepacked"]
+
+    def run(regions, attention, **batch):
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(gpu_neobert, "compiled_regions", lambda: regions))
+            if arguments.device == "cuda":
+                stack.enter_context(patch.object(copied.config, "_attn_implementation_internal", attention))
+            return copied(**batch)
+
+    contenders = {name: partial(run, *lever) for name, lever in contenders_of_levers(copied).items()}
+    return compare("levers", contenders, "rows of 512", full_batch(512, arguments), arguments)
+
+
 def compare(step: str, models: dict, name: str, batch: dict[str, torch.Tensor], arguments) -> list[dict]:
     """A row for each model: tokens/s, ms, and its speed over that of the first model."""
     firsts = {}
@@ -149,14 +244,14 @@ def profiled(models, arguments) -> list[dict]:
     return rows
 
 
-STEPS = {each.__name__: each for each in (replays, speed, autotuned)} | {"profile": profiled}
+STEPS = {each.__name__: each for each in (replays, speed, autotuned, levers)} | {"profile": profiled}
 
 
 def main():
     """Measure, print the table, and end with one line of JSON."""
     arguments = read_arguments(
         __doc__,
-        steps=["replays", "profile", "speed", "autotuned"],
+        steps=["replays", "profile", "speed", "autotuned", "levers"],
         device="cuda",
         dtype="bfloat16",
         num_layers=0,

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import card
+import gpu_fast_path as levers
 import harness
 import pytest
 import roofline
@@ -14,9 +15,13 @@ import torch
 from conftest import run_main
 from result_tables import read
 
+from neobert_hf import NeoBERTConfig
+from neobert_hf.model.blocks_neobert import NeoBERTBlock
+from neobert_hf.model.gpu_neobert import finish, project
+
 ROOT = Path(__file__).parents[2]
-FAST_PATH = ("replays", "profile", "speed", "autotuned")
-STAGES = ("tests", "replays", "profile", "throughput", "speed", "ragged", "autotuned", "memory")
+FAST_PATH = ("replays", "profile", "speed", "autotuned", "levers")
+STAGES = ("tests", "replays", "profile", "levers", "throughput", "speed", "ragged", "autotuned", "memory")
 # In place of Python: it records its arguments, and fails where they contain FAIL.
 RECORDER = """#!/usr/bin/env bash
 [ "$1" = benchmarks/card.py ] && exec echo tesla_t4 float16 8192 32 4
@@ -49,7 +54,7 @@ def test_every_stage_runs_with_arguments_that_its_script_knows_also_after_one_th
     status, lines, calls = run_kit(tmp_path, fail="ragged.py")
     log = tmp_path / "results/ragged.log"
     assert status == 1 and list(log.parent.glob("*.log")) == [log] and log.read_text() == "out of luck\n"
-    found = [line.split(" ", 2)[:2] for line in lines[-9:-1]]
+    found = [line.split(" ", 2)[:2] for line in lines[-10:-1]]
     assert found == [[f"{name}:", "FAILED" if name == "ragged" else "done"] for name in STAGES]
     assert next(line for line in lines if "FAILED" in line).endswith(f"see {log}")
     tests, *benchmarks, comparison = (call.split() for call in calls)
@@ -71,7 +76,7 @@ def test_every_stage_runs_with_arguments_that_its_script_knows_also_after_one_th
 
 def test_stages_without_time_do_not_run_and_are_named(tmp_path):
     status, lines, calls = run_kit(tmp_path, BUDGET="0")
-    assert status == 1 and lines[-9:-1] == [f"{name}: not run, no time left" for name in STAGES]
+    assert status == 1 and lines[-10:-1] == [f"{name}: not run, no time left" for name in STAGES]
     assert [call.split()[0] for call in calls] == ["benchmarks/roofline.py"]
 
 
@@ -168,3 +173,17 @@ def test_the_last_lines_of_a_run_name_what_is_wrong_or_why_nothing_is_expected(t
     ]:
         (tmp_path / "throughput_bfloat16.json").write_text(json.dumps(result | changes))
         assert message in roofline.verdict(tmp_path)
+
+
+def test_the_levers_compute_what_the_regions_of_the_copy_compute():
+    def gemm_gated(a, b, **options):
+        gate, up = (a @ b).chunk(2, -1)
+        return None, torch.nn.functional.silu(gate) * up
+
+    torch.manual_seed(0)
+    block = NeoBERTBlock(NeoBERTConfig(hidden_size=64, num_attention_heads=2, intermediate_size=96), 0)
+    x_TD, out_THK, table = torch.randn(9, 64), torch.randn(9, 2, 32), torch.randn(9, 16, 2)
+    turned, wanted = levers.rotate_at_once(block, x_TD, table), finish(block, x_TD, out_THK)
+    torch.testing.assert_close(turned, project(block, x_TD, table), check_stride=True)
+    gated = levers.gate_in_product(levers.add_and_normalize, levers.add_gated, gemm_gated, block, x_TD, out_THK)
+    torch.testing.assert_close((levers.add_outside(block, x_TD, out_THK), gated), (wanted, wanted))

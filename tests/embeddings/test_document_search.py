@@ -505,25 +505,6 @@ def test_a_terminal_gets_color_which_a_pipe_and_no_color_do_not(monkeypatch):
     assert neobert_cli._as_text("renew it", [answer]) == plain
 
 
-@pytest.mark.skipif(os.name != "posix", reason="a pseudo-terminal")
-def test_questions_of_a_terminal_can_be_edited_and_end_with_control_d():
-    """The second question is the first one, found with the arrow, and a word."""
-    pytest.importorskip("readline")
-    import pty
-
-    child, terminal = pty.fork()
-    if child == 0:
-        code = "from neobert_cli import commands as neobert_cli; print('asked', [*iter(neobert_cli._ask, '')])"
-        os.execv(sys.executable, [sys.executable, "-c", code])
-    shown, keys = b"", [b"fox\n", b"\x1b[A dog\n", b"\x04"]
-    while b"asked [" not in shown or not shown.endswith(b"\n"):
-        shown += os.read(terminal, 1024)
-        if shown.count(b"line ends): ") > 3 - len(keys):
-            os.write(terminal, keys.pop(0))
-    assert os.waitpid(child, 0)[1] == 0
-    assert "asked ['fox', 'fox dog']" in shown.decode()
-
-
 def test_a_sentence_is_found_by_its_exact_words(tmp_path):
     """The mini model alone, which has not learned these words, ranks another sentence first."""
     cook = "Onions, butter and flour are fried. The secret ingredient is nutmeg."
