@@ -286,6 +286,9 @@ def runtimes(result: dict) -> str:
     return f"{table}\n\n{note}.{unstable} {spread(result)[:-1]}{versions}."
 
 
+LARGEST_SPREAD = 0.1  # of a figure of servers: half the range over the median
+
+
 def serving(result: dict) -> str:
     """Requests a second of each server, and in brackets the milliseconds within which half and 99 % of the answers came."""
     cells = {(row["model"], row["tokens"], row["clients"], row["server"]): row for row in result["rows"]}
@@ -293,9 +296,13 @@ def serving(result: dict) -> str:
     rows = []
     for case in dict.fromkeys(key[:-1] for key in cells):
         found = [cells[(*case, server)] for server in servers]
-        shown = [f"{row['requests_per_s']:,.3g} ({row['p50_ms']:,.0f}, {row['p99_ms']:,.0f})" for row in found]
-        rows.append([*map(str, case), *shown])
-    return f"{grid(rows, ['model', 'tokens', 'clients', *servers])}\n\n{spread(result)}"
+        cell = "{requests_per_s:,.3g} ({p50_ms:,.0f}, {p99_ms:,.0f})"
+        rows.append(
+            [*map(str, case), *(cell.format(**row) if row["spread"] <= LARGEST_SPREAD else "" for row in found)]
+        )
+    result["rows"] = [row for row in result["rows"] if row["spread"] <= LARGEST_SPREAD]
+    note = f"Left out: a spread above {LARGEST_SPREAD:.0%}. {spread(result)}"
+    return f"{grid(rows, ['model', 'tokens', 'clients', *servers])}\n\n{note}"
 
 
 def roofline(result: dict) -> str:
@@ -395,7 +402,7 @@ def features() -> str:
 MACHINES = {
     "an H200, bfloat16": ("ragged_gpu_bfloat16", "throughput_gpu_bfloat16"),
     "two cores with AVX512-BF16, bfloat16": ("ragged_cpu_bfloat16", "throughput_cpu_bfloat16"),
-    "two cores with AVX2, float32": ("ragged_cpu_float32_avx2", "throughput_cpu_float32_avx2"),
+    "two cores with AVX2, float32": ("ragged_cpu_float32_avx2_intel", "throughput_cpu_float32_avx2_intel"),
 }
 
 
@@ -478,7 +485,7 @@ PAGES = [
 
 
 RUNTIMES = ("PyTorch (SDPA)", "PyTorch, bfloat16", "inference copy", "inference copy, bfloat16", "inference copy, int8")
-RUNTIMES += ("ONNX Runtime", "ONNX Runtime, int8", "OpenVINO", "OpenVINO, int8 weights", "llama.cpp", "llama.cpp, q8_0")
+RUNTIMES += ("ONNX Runtime", "OpenVINO", "llama.cpp", "llama.cpp, q8_0")
 # The rows that a page shows of a long table: a key, and its values.
 SHOWN = {
     "embeddings_cpu_float32": ("model", ("BM25", "mini", "all-MiniLM-L6-v2")),
