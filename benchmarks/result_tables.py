@@ -297,11 +297,10 @@ def serving(result: dict) -> str:
     for case in dict.fromkeys(key[:-1] for key in cells):
         found = [cells[(*case, server)] for server in servers]
         cell = "{requests_per_s:,.3g} ({p50_ms:,.0f}, {p99_ms:,.0f})"
-        rows.append(
-            [*map(str, case), *(cell.format(**row) if row["spread"] <= LARGEST_SPREAD else "" for row in found)]
-        )
-    result["rows"] = [row for row in result["rows"] if row["spread"] <= LARGEST_SPREAD]
-    note = f"Left out: a spread above {LARGEST_SPREAD:.0%}. {spread(result)}"
+        shown = [cell.format(**row) if row["spread"] <= LARGEST_SPREAD else "" for row in found]
+        rows.append([*map(str, case), *shown])
+    stable = [row for row in result["rows"] if row["spread"] <= LARGEST_SPREAD]
+    note = f"Left out: a spread above {LARGEST_SPREAD:.0%}. {spread(result | {'rows': stable})}"
     return f"{grid(rows, ['model', 'tokens', 'clients', *servers])}\n\n{note}"
 
 
